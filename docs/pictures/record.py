@@ -27,7 +27,7 @@ COLUMNS, ROWS = 120, 40
 # Of the recording: seconds between two pictures of a program that draws all the time, and how long the last one stays.
 SAMPLE, SHOWN, LAST = 0.5, 0.45, 12.0
 # Most pictures: of a longer run every second one, and so on.
-MOST = 24
+MAX_PICTURES = 24
 
 
 def record(command):
@@ -62,8 +62,8 @@ def record(command):
 
 
 def thinned(screens):
-    """At most MOST of them, among them the last."""
-    step = -(-len(screens) // MOST)
+    """At most MAX_PICTURES of them, among them the last."""
+    step = -(-len(screens) // MAX_PICTURES)
     return screens[:-1][::step] + screens[-1:]
 
 

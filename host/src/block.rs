@@ -35,14 +35,14 @@ pub(crate) struct SharedBlock(BlockId);
 
 /// A block of a request.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(crate) enum Held {
+pub(crate) enum RequestBlock {
     /// The request alone writes and reads it.
     Own(Block),
     /// Written earlier, now only read.
     Shared(SharedBlock),
 }
 
-impl Held {
+impl RequestBlock {
     /// A shared block, whose owner keeps `block`.
     pub const fn shared(block: &Block) -> Self {
         Self::Shared(SharedBlock(block.0))
@@ -87,7 +87,7 @@ pub(crate) struct BlockShares {
 impl BlockShares {
     /// Shares a block with one more request, which gets the result. If the block belongs to the prefix tree, the new
     /// request needs its own reference there.
-    pub fn share(&mut self, held: &mut Held) -> Held {
+    pub fn share(&mut self, held: &mut RequestBlock) -> RequestBlock {
         let id = held.id();
         let at = id.0 as usize;
         if let Some(block) = held.share() {
@@ -99,16 +99,16 @@ impl BlockShares {
         if let Some((_, requests)) = self.kept.get_mut(at).and_then(Option::as_mut) {
             *requests += 1;
         }
-        Held::Shared(SharedBlock(id))
+        RequestBlock::Shared(SharedBlock(id))
     }
 
     /// Releases a request's block. Returns the block if no other request uses it and it does not
     /// belong to the prefix tree.
-    pub fn give_up(&mut self, held: Held) -> Option<Block> {
+    pub fn give_up(&mut self, held: RequestBlock) -> Option<Block> {
         let at = held.id().0 as usize;
         match held {
-            Held::Own(block) => Some(block),
-            Held::Shared(_) => {
+            RequestBlock::Own(block) => Some(block),
+            RequestBlock::Shared(_) => {
                 let kept = self.kept.get_mut(at)?;
                 let (_, requests) = kept.as_mut()?;
                 *requests -= 1;

@@ -1,4 +1,5 @@
-//! A bucket: the largest step that a captured graph serves.
+//! A bucket: the largest step that a captured graph serves. Its constructor `decode` and `validate` are in
+//! `ledger/limits.rs`: errors name buckets, and files import each other in no cycle.
 
 use serde::{Deserialize, Serialize};
 

@@ -107,9 +107,9 @@ impl CacheConfig {
     }
 
     /// The same configuration with as many blocks as fit in `memory` bytes besides its slots and the memory of
-    /// steps. Not counted: an indexer's workspace ([`crate::WorkspaceSize`]), staging memory for requests that
-    /// move ([`crate::transfer::port_bytes`]), and the bytes by which the driver rounds up an allocation, up to 2
-    /// MiB for each of [`Capacity::buffers`].
+    /// steps. Not counted: an indexer's workspace ([`crate::WorkspaceSize`]), staging memory for requests that move
+    /// ([`crate::transfer::transfer_staging_bytes`]), and the bytes by which the driver rounds up an allocation, up to
+    /// 2 MiB for each of [`Capacity::buffers`].
     ///
     /// ```
     /// use dsv4_kv::kv_layout::config::ModelConfig;

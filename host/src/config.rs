@@ -1,8 +1,9 @@
-//! `CacheConfig`: every choice that shapes the cache, in one value that can be printed and stored.
+//! `CacheConfig`: every choice that shapes the cache, in one value that can be printed and stored. `with_memory` and
+//! `for_memory` are in `capacity.rs`, `identity` is in `identity.rs`.
 
 use std::ops::Range;
 
-use kv_layout::attention::KeySplit;
+use kv_layout::attention::KeyCluster;
 use kv_layout::config::{ModelConfig, RopeConstants};
 use kv_layout::geometry::{BLOCK_TOKENS, LayerKind, MAX_CONTEXT};
 use kv_layout::index_row::IndexFormat;
@@ -41,8 +42,8 @@ pub struct CacheConfig {
     /// passes more wanted positions than checkpoints can be had, the earlier ones get them.
     #[serde(default = "checkpoint_interval")]
     pub checkpoint_interval: u32,
-    /// Whether the last block boundary of an answer gets a checkpoint, so that the next turn of the conversation can
-    /// reuse the answer. It costs one checkpoint for each running request, and one copy for each 128 answered tokens.
+    /// Whether the last block boundary of an output gets a checkpoint, so that the next turn of the conversation can
+    /// reuse the output. It costs one checkpoint for each running request, and one copy for each 128 tokens of output.
     #[serde(default = "keep_outputs")]
     pub keep_outputs: bool,
     /// Budget of all leases together, in bytes of blocks and checkpoints ([`crate::Ledger::pin`]). With 0 every lease is
@@ -60,12 +61,11 @@ pub struct CacheConfig {
     /// Requests that can be suspended at once, 0 to [`Self::MAX_REQUESTS`], each with the state of a slot.
     #[serde(default)]
     pub max_suspended: u32,
-    /// Thread blocks of one work item of attention (a query, a part of its keys, up to 64 heads) in layers with entries: two,
-    /// which are a cluster and have half of the keys each, or one. Two have the lower latency for up to 66 work items in a
-    /// launch, one the higher throughput above. Results differ in their last bits. FlashMLA's `num_splits` is the number
-    /// of parts, which follows from the number of keys.
+    /// Thread blocks that share the keys of one query (64 heads) in layers with entries: two, a cluster (lower latency
+    /// in small steps), or one (higher throughput in large ones). Results differ in their last bits, so it is part of
+    /// the cache's identity. The number of splits of the keys (split-KV) is not set here: it follows from their number.
     #[serde(default)]
-    pub attention_split: KeySplit,
+    pub attention_cluster: KeyCluster,
     /// Whether unowned memory is filled with NaN, so that `KvCacheManager::check_poison` reports
     /// gathered rows and scored keys that come from it. For tests and debugging: every gathered row
     /// and scored key is checked.
@@ -103,7 +103,7 @@ impl CacheConfig {
             event_capacity: 0,
             host_bytes: 0,
             max_suspended: 0,
-            attention_split: KeySplit::default(),
+            attention_cluster: KeyCluster::default(),
             poison: false,
         }
     }
@@ -173,10 +173,10 @@ impl CacheConfig {
         }
     }
 
-    /// Tokens a request may write in one step and still have part of them rejected: the drafts and
-    /// the token they follow.
+    /// Most tokens of a request in a decode step: the drafts and the token that they follow, `max_draft` + 1 (vLLM's
+    /// decode query length). At most so many tokens of a request can be rejected, in any step.
     #[must_use]
-    pub const fn step_tokens_with_rollback(&self) -> u32 {
+    pub const fn max_decode_tokens(&self) -> u32 {
         self.max_draft.saturating_add(1)
     }
 

@@ -9,11 +9,11 @@ use crate::schema::Schema;
 
 impl CacheConfig {
     /// Equal for all caches that compute the same bytes from the same weights and tokens. It covers the model without
-    /// its name, the formats, how attention splits keys, and the layout of rows in a block, slot or checkpoint, but
-    /// neither the size of the cache nor `max_draft`.
+    /// its name, the formats, how many thread blocks share keys in attention, and the layout of rows in a block, slot
+    /// or checkpoint, but neither the size of the cache nor `max_draft`.
     #[must_use]
     pub fn identity(&self) -> Vec<u8> {
-        let Self { model, main_format, index_format, attention_split, .. } = self;
+        let Self { model, main_format, index_format, attention_cluster, .. } = self;
         let ModelConfig { name: _, layers, mtp_layers, hidden_size, q_lora_rank, .. } = model;
         let ModelConfig { index_heads, index_topk, max_context, .. } = model;
         let ModelConfig { rope_theta, compress_rope, .. } = model;
@@ -24,7 +24,7 @@ impl CacheConfig {
         format!(
             "{LAYOUT_VERSION} {layers:?} {mtp_layers} {hidden_size} {q_lora_rank} {index_heads} {index_topk} \
              {max_context} {rope_theta:?} {compress_rope:?} {main_format:?} {index_format:?} \
-             {attention_split:?} {schema:?}"
+             {attention_cluster:?} {schema:?}"
         )
         .into_bytes()
     }
@@ -32,7 +32,7 @@ impl CacheConfig {
 
 #[cfg(test)]
 mod tests {
-    use kv_layout::attention::KeySplit;
+    use kv_layout::attention::KeyCluster;
     use kv_layout::config::ModelConfig;
     use kv_layout::index_row::IndexFormat;
     use kv_layout::main_row::MainFormat;
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(same.identity(), of.identity());
         let mut all: Vec<_> = [
             of.clone(),
-            CacheConfig { attention_split: KeySplit::OneBlock, ..of.clone() },
+            CacheConfig { attention_cluster: KeyCluster::OneBlock, ..of.clone() },
             CacheConfig { main_format: MainFormat::F32, ..of.clone() },
             CacheConfig { index_format: IndexFormat::Fp8, ..of },
         ]

@@ -29,7 +29,7 @@
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | `identity` | the identity of the byte layout: equal for caches that can exchange bytes |
-//! | `weights` | [`Compressor`]: weights of a compressor on a device |
+//! | `weights` | [`CompressorWeights`]: weights of a compressor on a device |
 //! | `testing` | access that only tests need (feature `testing`) |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
 //!
@@ -148,7 +148,10 @@ pub use checkpoints::{ForeignCheckpoint, SavedCheckpoint};
 pub use config::CacheConfig;
 pub use device::{bf16, open_cuda};
 pub use error::KvError;
-pub use host_tier::{HostImage, HostPrompt, HostRoom, PrefetchId, TierEvent, TierMiss, TierStats};
+pub use host_tier::{
+    CheckpointInfo, HostImage, HostPrompt, HostReservation, PrefetchId, TierEvent, TierMiss,
+    TierStats,
+};
 pub use ids::{BlockId, CacheId, CheckpointId, LayerGroup, LayerId, RequestId, SlotId};
 pub use indexer::{
     CsaIndexer, IndexerWeights, IndexerWorkspace, QueryValues, QueryWeight, WorkspaceLimits,
@@ -162,7 +165,7 @@ pub use step::{CapturedStep, Launches, Layers, Step};
 pub use suspended::{StillSuspended, Suspended};
 #[doc(hidden)]
 pub use tier::mistake as tier_mistake;
-pub use weights::Compressor;
+pub use weights::CompressorWeights;
 
 pub use dsv4_kv_model_files as model_files;
 pub use dsv4_kv_prefix::{Origin, RootKey};

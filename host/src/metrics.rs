@@ -29,15 +29,24 @@ const BLOCKS: [Described; 3] = [
         Unit::Count,
         "Blocks that no request holds and that are kept for later prompts",
     ),
-    ("dsv4_kv_blocks_capacity", Unit::Count, "Blocks there are"),
+    ("dsv4_kv_blocks_capacity", Unit::Count, "Blocks of the pool"),
 ];
 const SLOTS: [Described; 2] = [
-    ("dsv4_kv_slots_used", Unit::Count, "Slots of requests that are taken"),
-    ("dsv4_kv_slots_capacity", Unit::Count, "Slots of requests there are"),
+    ("dsv4_kv_slots_used", Unit::Count, "Request slots that requests hold"),
+    ("dsv4_kv_slots_capacity", Unit::Count, "Request slots of the cache"),
 ];
-const CHECKPOINTS: [Described; 2] = [
-    ("dsv4_kv_checkpoints_used", Unit::Count, "Checkpoints that are taken"),
-    ("dsv4_kv_checkpoints_capacity", Unit::Count, "Checkpoints there is room for"),
+const CHECKPOINTS: [Described; 3] = [
+    (
+        "dsv4_kv_checkpoints_used",
+        Unit::Count,
+        "Checkpoints with a saved state that cannot be evicted now",
+    ),
+    (
+        "dsv4_kv_checkpoints_cached",
+        Unit::Count,
+        "Checkpoints that can be evicted and that are kept for later prompts",
+    ),
+    ("dsv4_kv_checkpoints_capacity", Unit::Count, "Checkpoints of the pool"),
 ];
 const HOST: [Described; 2] = [
     ("dsv4_kv_host_used_bytes", Unit::Bytes, "Pinned host memory with prefixes"),
@@ -61,7 +70,7 @@ const COUNTERS: [Described; 7] = [
     (
         "dsv4_kv_host_restored_tokens_total",
         Unit::Count,
-        "Tokens that prompts can go on from since they came back",
+        "Tokens of prefixes that came back from host memory and can be reused",
     ),
 ];
 
@@ -70,7 +79,7 @@ const COUNTERS: [Described; 7] = [
 pub struct CacheMetrics {
     blocks: [Gauge; 3],
     slots: [Gauge; 2],
-    checkpoints: [Gauge; 2],
+    checkpoints: [Gauge; 3],
     host: [Gauge; 2],
     counters: [Counter; 7],
 }
@@ -95,12 +104,13 @@ impl CacheMetrics {
     pub fn record<B: Backend>(&self, cache: &KvCacheManager<B>) {
         let config = cache.config();
         let ledger = cache.ledger();
-        let (blocks, cached) = (ledger.total_blocks(), ledger.evictable_blocks());
-        let used = blocks - ledger.free_blocks() - cached;
-        let checkpoints = config.num_checkpoints;
-        set(&self.blocks, [used, cached, blocks]);
-        set(&self.slots, [ledger.live_requests(), config.max_requests]);
-        set(&self.checkpoints, [checkpoints - ledger.free_checkpoints(), checkpoints]);
+        let (tree, slots) = (ledger.tree_counts(), config.max_requests);
+        let held = |[total, free, cached]: [u32; 3]| [total - free - cached, cached, total];
+        let blocks = [ledger.total_blocks(), ledger.free_blocks(), tree.evictable_blocks];
+        set(&self.blocks, held(blocks));
+        set(&self.slots, [ledger.live_requests(), slots]);
+        let (total, free) = (ledger.total_checkpoints(), ledger.free_checkpoints());
+        set(&self.checkpoints, held([total, free, tree.evictable_checkpoints]));
         let reused = ledger.reuse_stats();
         drop(ledger);
         let unit = cache.host_image_bytes().map_or(0.0, |(block, _)| block as f64);

@@ -31,12 +31,12 @@ pub(crate) const WORDS: u64 = FindPoisonParams::HEAD as u64 + CAPACITY * RECORD 
 /// Slots and blocks that were freed since the last step and must be poisoned before the next one.
 /// Each is listed once, however often it was freed.
 #[derive(Debug, Default)]
-pub(crate) struct Freed {
+pub(crate) struct ToPoison {
     slots: UnitList,
     blocks: UnitList,
 }
 
-impl Freed {
+impl ToPoison {
     /// Empty lists for `slots` slots and `blocks` blocks.
     pub fn new(slots: u32, blocks: u32) -> Self {
         Self { slots: UnitList::new(slots), blocks: UnitList::new(blocks) }

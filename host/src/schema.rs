@@ -44,7 +44,7 @@ pub struct LayerCacheSchema {
 
 impl LayerCacheSchema {
     fn new(layer: LayerId, kind: LayerKind, config: &CacheConfig) -> Self {
-        let step = config.step_tokens_with_rollback();
+        let step = config.max_decode_tokens();
         let pool = |kind, unit, rows, row_bytes| Pool { kind, unit, rows, row_bytes };
         let state = |kind, rows, which: CompressorKind| {
             pool(kind, PoolUnit::Slot, rows, 4 * u64::from(which.row_floats()))

@@ -1,11 +1,14 @@
 //! StepMeta: the metadata that the kernels of one step need, as one array of `i32` that one copy
 //! sends to the device (decision D5).
 //!
-//! Five sections have one element per token (six in a cache with checkpoints); the tokens of a request are adjacent and
-//! in order. Elements after the step's tokens are padding: slot -1, row -1. Two more sections have one element per new
-//! block of the step, and in a cache with checkpoints one has the step's copies to them. Sections
-//! follow each other, each padded to a multiple of 16 bytes, so that the array is about as long as the step needs: a [`StepLayout`]
-//! gives its tokens, or those of its bucket, and its new blocks.
+//! | section | elements |
+//! |---|---|
+//! | position, slot, index, remaining, ring row; with checkpoints also checkpoint row | tokens of the step, or of its bucket |
+//! | table index, table block | new blocks of the step |
+//! | copies, with checkpoints | four for each copy from a ring to a checkpoint |
+//!
+//! The tokens of a request are adjacent and in order. Elements after the step's tokens are padding: slot -1, row -1. Each
+//! section is padded to 16 bytes. [`StepLayout`] gives the offsets.
 
 use std::ops::Range;
 

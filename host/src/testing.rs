@@ -7,7 +7,7 @@ use crate::error::KvError;
 use crate::ids::{LayerGroup, LayerId, RequestId};
 use crate::ledger::Ledger;
 use crate::manager::KvCacheManager;
-use crate::ops::{AttentionExchange, AttentionParts};
+use crate::ops::{AttentionExchange, SplitWorkspace};
 use crate::pool_kind::PoolKind;
 use crate::step::Layers;
 
@@ -56,14 +56,14 @@ impl<B: Backend> Layers<'_, B> {
     }
 }
 
-impl<B: Backend> AttentionParts<B> {
-    /// Partial outputs and denominators of parts, to be overwritten between launches.
+impl<B: Backend> SplitWorkspace<B> {
+    /// Partial outputs and denominators of splits, to be overwritten between launches.
     #[must_use]
     pub fn partial_outputs(&self) -> [&Buffer<B, f32>; 2] {
         [&self.sums, &self.lse]
     }
 
-    /// Counters of parts, which are 0 between launches.
+    /// Counters of splits, which are 0 between launches.
     #[must_use]
     pub fn counters(&self) -> &Buffer<B, u32> {
         &self.arrivals

@@ -1,4 +1,4 @@
-//! Weights of a checkpoint on a device.
+//! A compressor's weights on a device.
 
 use dsv4_kv_model_files::ModelFiles;
 use kv_layout::geometry::CompressorKind;
@@ -9,15 +9,15 @@ use crate::step::CompressorInputs;
 
 /// The weights of a layer's compressor that the cache applies: position bias and RMS norm. The projections of
 /// keys and gates belong to the embedder. `ratio`, `columns` and `channels` are those of the [`CompressorKind`].
-pub struct Compressor<B: Backend> {
+pub struct CompressorWeights<B: Backend> {
     /// `[ratio, columns]` f32.
     pub ape: Buffer<B, f32>,
     /// `[channels]` f32.
     pub norm: Buffer<B, f32>,
 }
 
-impl<B: Backend> Compressor<B> {
-    /// The compressor of this kind in layer `layer` of a checkpoint.
+impl<B: Backend> CompressorWeights<B> {
+    /// Those of the compressor of this kind in layer `layer` of a model.
     ///
     /// # Errors
     /// [`KvError::ModelFile`] for a tensor that is missing or has another shape or type, for instance if
@@ -40,7 +40,7 @@ impl<B: Backend> Compressor<B> {
         Self::from_host(stream, &ape, &norm)
     }
 
-    /// The compressor with weights in host memory: `[ratio, columns]` and `[channels]`. A layer's update refuses
+    /// Uploads weights from host memory: `[ratio, columns]` and `[channels]`. A layer's update refuses
     /// weights that are too short for it.
     ///
     /// # Errors

@@ -219,7 +219,7 @@ fn when_blocks_run_out<B: Backend>(
     while let Err(error) = run_step(cache, stream, running) {
         match error {
             // With host memory: blocks that are being copied cannot be evicted until the copies are done.
-            KvError::OutOfBlocks { .. } if cache.is_moving() => cache.settle_tier(stream)?,
+            KvError::OutOfBlocks { .. } if cache.has_tier_transfers() => cache.settle_tier(stream)?,
             // Preempts the newest request. It is admitted again later, and computed from its tokens.
             KvError::OutOfBlocks { .. } if running.len() > 1 => {
                 let newest = running.remove(running.len() - 1);

@@ -85,12 +85,13 @@ fn move_a_request(
     id: RequestId,
 ) -> Result<RequestId, Box<dyn std::error::Error>> {
     // ANCHOR: move
-    let (mut out, mut into) = (from.open_port()?, to.open_port()?);
-    let mut export = from.export(stream, &mut out, id)?;
+    let mut staging_out = from.new_transfer_staging()?;
+    let mut staging_in = to.new_transfer_staging()?;
+    let mut export = from.export(stream, &mut staging_out, id)?;
     let at = export.positions(); // of this export: they say what the bytes are
     let mut bytes = vec![0; export.layout().bytes(at) as usize];
     export.all(&mut bytes)?;
-    let id = to.import(stream, &mut into, (at, &bytes))?;
+    let id = to.import(stream, &mut staging_in, (at, &bytes))?;
     // ANCHOR_END: move
     Ok(id)
 }

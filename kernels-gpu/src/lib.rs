@@ -11,7 +11,7 @@
 //! | `swa` | the sliding-window ring: append, gather |
 //! | `compress` | the compressors: entries and indexer keys of the windows that close; the state rings |
 //! | `flush` | stores entries and indexer keys in their blocks |
-//! | [`state_copy`] | copies the state of requests: to a checkpoint, back, and to another slot |
+//! | [`state_copy`] | copies slots or blocks: to a checkpoint or another image, back, and to another slot or block |
 //! | [`digest`] | digests of sections of a payload |
 //! | `decode` | all cache writes of a layer in a decode step, in one launch |
 //! | `gather` | compressed entries: gathers by list, gathers of all, and the number that a query sees |
@@ -28,6 +28,8 @@
 //! | `poison`, `poison_keys` | find rows, and scores of keys, that were never written |
 //! | `unroll` | short loops unrolled in the source |
 //! | [`fault_injection`] | mistakes that tests make on purpose, to see that they are found |
+//!
+//! Kernels `decode_*` write the cache of a decode step; attention is `attend_*`.
 //!
 //! Bodies are generic over the row format and know nothing of launches; the kernel table (`crate::table`) states the
 //! shapes and element types of their pointers.

@@ -1,22 +1,25 @@
-//! Copies the state of requests to a checkpoint, back, or to another slot, for all layers and requests in one launch.
-//! The state of a request is its slot's rows in many pools.
+//! Copies slots or blocks, of all layers in one launch: to a checkpoint or another image, back, or to another slot or
+//! block. The host tier, transfers and forks use it for blocks.
 //!
-//! All pools of slots are in one allocation, and a table says which part of it each block copies. A **piece** is up to
-//! 512 words of one pool. A word has 16 bytes, or 4 where the size of rows is not a multiple of 16. A piece is
-//! described by 8 numbers:
+//! A **unit** is a slot or a block: its rows in many pools. An **image** is such rows one after the other: a
+//! checkpoint, which has some rows of a slot in order of position, or all of a unit.
+//!
+//! All pools of a kind of unit are in one allocation, and a table says which part of it each thread block copies. A
+//! **piece** is up to 512 words of one pool. A word has 16 bytes, or 4 where the size of rows is not a multiple of 16.
+//! A piece is described by 8 numbers:
 //!
 //! | | |
 //! |---|---|
-//! | base | where the pool begins, in units of 256 bytes |
-//! | start | words of a slot before the ring |
-//! | unit | words of a slot |
+//! | base | where the pool begins, in granules of 256 bytes |
+//! | start | words of a unit before the ring |
+//! | unit words | words of a unit in the pool |
 //! | row | words of a row, not 0 |
 //! | ring | rows of the ring, not 0: a position has row `position mod ring` |
-//! | rows | rows of the pool that a checkpoint holds: those of the last positions before its end |
-//! | image | words of a checkpoint before these rows, which lie there in order of position |
+//! | rows | rows of the pool that an image holds: those of the last positions before its end |
+//! | image | words of an image before these rows, which lie there in order of position |
 //! | first | the piece's first word among those of the rows; with [`CopyStateParams::NARROW`] words have 4 bytes |
 //!
-//! A whole slot is copied as one row of a ring of one row.
+//! A whole unit is copied as one row of a ring of one row.
 
 use crate::args::CopyState;
 use crate::params::CopyStateParams;
@@ -26,17 +29,17 @@ use simt::thread;
 use crate::fault;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Threads of a block.
+/// Threads of a thread block.
 const THREADS: u32 = 128;
 /// Number of words that a thread copies; all are loaded before the first is stored.
 const WORDS: usize = (CopyStateParams::BLOCK_WORDS / THREADS) as usize;
 
-/// The part of a pool that a block copies.
+/// The part of a pool that a thread block copies.
 #[derive(Clone, Copy)]
 struct Piece {
     base: u32,
     start: u32,
-    unit: u32,
+    unit_words: u32,
     row: u32,
     ring: u32,
     rows: u32,
@@ -47,9 +50,10 @@ struct Piece {
 /// Source and destination of one copy.
 #[derive(Clone, Copy)]
 struct Job {
-    slot: u32,
+    unit: u32,
+    /// An image, or another unit.
     other: u32,
-    /// The position after the last row of a checkpoint.
+    /// The position after the last row of the image.
     end: u32,
     /// The position after the last row that is copied.
     copied: u32,
@@ -64,9 +68,9 @@ impl Piece {
     unsafe fn load(pieces: Global<u32>, index: u32) -> Self {
         let at = u64::from(index) * u64::from(CopyStateParams::PIECE);
         // SAFETY: by this function's own contract.
-        let ([base, start, unit, row], [ring, rows, image, first]) =
+        let ([base, start, unit_words, row], [ring, rows, image, first]) =
             unsafe { (pieces.load_u32x4(at), pieces.load_u32x4(at + 4)) };
-        Self { base, start, unit, row, ring, rows, image, first }
+        Self { base, start, unit_words, row, ring, rows, image, first }
     }
 }
 
@@ -79,8 +83,8 @@ impl Job {
     unsafe fn load(jobs: Global<i32>, index: u32) -> Self {
         let at = u64::from(index) * u64::from(CopyStateParams::JOB);
         // SAFETY: by this function's own contract.
-        let [slot, other, end, copied] = unsafe { jobs.load_u32x4(at) };
-        Self { slot, other, end, copied }
+        let [unit, other, end, copied] = unsafe { jobs.load_u32x4(at) };
+        Self { unit, other, end, copied }
     }
 }
 
@@ -148,9 +152,9 @@ pub unsafe fn copy(args: CopyState) {
     // SAFETY: the grid has a block for each piece of each job.
     unsafe {
         let (piece, job) = (Piece::load(args.pieces, x), Job::load(args.jobs, y));
-        let CopyStateParams { mode, slots, checkpoints, .. } = args.params;
-        let others = if mode == CopyStateParams::SLOT { slots } else { checkpoints };
-        if job.slot >= slots || job.other >= others || piece.row == 0 || piece.ring == 0 {
+        let CopyStateParams { mode, units, images, .. } = args.params;
+        let others = if mode == CopyStateParams::COPY { units } else { images };
+        if job.unit >= units || job.other >= others || piece.row == 0 || piece.ring == 0 {
             fault::count(args.faults, thread::thread_idx_x(), 1);
             return;
         }
@@ -168,11 +172,11 @@ pub unsafe fn copy(args: CopyState) {
 /// As [`copy`].
 #[inline(always)]
 unsafe fn copy_words<W: Word>(args: CopyState, piece: Piece, job: Job) {
-    let (slots, checkpoints) = (args.slots.cast::<u32>(), args.checkpoints.cast::<u32>());
+    let (units, images) = (args.units.cast::<u32>(), args.images.cast::<u32>());
     let (from, to) = match args.params.mode {
-        CopyStateParams::SAVE => (slots, checkpoints),
-        CopyStateParams::RESTORE => (checkpoints, slots),
-        _ => (slots, slots),
+        CopyStateParams::PACK => (units, images),
+        CopyStateParams::UNPACK => (images, units),
+        _ => (units, units),
     };
     let between = Between::new::<W>(args.params, piece, job);
     let mut walk = Walk::new(piece, job);
@@ -199,7 +203,7 @@ unsafe fn copy_words<W: Word>(args: CopyState, piece: Piece, job: Job) {
 struct Walk {
     /// Index of the word among the words of the rows.
     word: u32,
-    /// Row of the pool that the checkpoint has.
+    /// Number of the row among those that the image has.
     number: u32,
     within: u32,
     ring_row: u32,
@@ -244,10 +248,10 @@ impl Walk {
 #[derive(Clone, Copy)]
 struct Between {
     mode: u32,
-    slot: u64,
+    unit: u64,
     other: u64,
     image: u64,
-    slots_end: u64,
+    units_end: u64,
     images_end: u64,
     /// The number of the first row that is not copied.
     copied: u32,
@@ -265,20 +269,20 @@ struct WordCopy {
 impl Between {
     #[inline(always)]
     fn new<W: Word>(params: CopyStateParams, piece: Piece, job: Job) -> Self {
-        let CopyStateParams { mode, slot_units, checkpoints, checkpoint_units, .. } = params;
-        let Piece { base, start, unit, rows, image, .. } = piece;
-        let per_unit = u64::from(256 / (4 * W::ELEMENTS));
+        let CopyStateParams { mode, memory_granules, images, image_granules, .. } = params;
+        let Piece { base, start, unit_words, rows, image, .. } = piece;
+        let per_granule = u64::from(256 / (4 * W::ELEMENTS));
         let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
-        let of_checkpoints = |number: u32| product(number, checkpoint_units).wrapping_mul(per_unit);
-        let pool = (u64::from(base) * per_unit).wrapping_add(u64::from(start));
+        let of_images = |number: u32| product(number, image_granules).wrapping_mul(per_granule);
+        let pool = (u64::from(base) * per_granule).wrapping_add(u64::from(start));
         let first = job.end.wrapping_sub(rows);
         Self {
             mode,
-            slot: pool.wrapping_add(product(job.slot, unit)),
-            other: pool.wrapping_add(product(job.other, unit)),
-            image: of_checkpoints(job.other).wrapping_add(u64::from(image)),
-            slots_end: u64::from(slot_units) * per_unit,
-            images_end: of_checkpoints(checkpoints),
+            unit: pool.wrapping_add(product(job.unit, unit_words)),
+            other: pool.wrapping_add(product(job.other, unit_words)),
+            image: of_images(job.other).wrapping_add(u64::from(image)),
+            units_end: u64::from(memory_granules) * per_granule,
+            images_end: of_images(images),
             copied: rows.min(job.copied.saturating_sub(first)),
             piece,
         }
@@ -290,14 +294,14 @@ impl Between {
     fn copy_of(self, walk: Walk) -> WordCopy {
         let Walk { word, number, within, ring_row, .. } = walk;
         let row = u64::from(ring_row) * u64::from(self.piece.row) + u64::from(within);
-        let in_slot = (self.slot.wrapping_add(row), self.slots_end);
+        let in_unit = (self.unit.wrapping_add(row), self.units_end);
         let in_image = (self.image.wrapping_add(u64::from(word)), self.images_end);
         let ((from, from_end), (to, to_end)) = match self.mode {
-            CopyStateParams::SAVE => (in_slot, in_image),
-            CopyStateParams::RESTORE => (in_image, in_slot),
-            _ => (in_slot, (self.other.wrapping_add(row), self.slots_end)),
+            CopyStateParams::PACK => (in_unit, in_image),
+            CopyStateParams::UNPACK => (in_image, in_unit),
+            _ => (in_unit, (self.other.wrapping_add(row), self.units_end)),
         };
-        let source = if self.mode == CopyStateParams::RESTORE { self.image } else { self.slot };
+        let source = if self.mode == CopyStateParams::UNPACK { self.image } else { self.unit };
         let first = if source < from_end { source } else { 0 };
         let is_copied = number < self.copied && from < from_end && to < to_end;
         WordCopy {

@@ -49,16 +49,17 @@ pub unsafe fn append<F: RowFormat>(args: AppendSwa) {
 /// As [`append`]; `token < tokens`.
 #[inline(always)]
 unsafe fn checkpoint_row(args: AppendSwa, token: u32) -> Option<([GlobalMut<u8>; 2], u64)> {
-    let AppendSwaParams { checkpoints, checkpoint_units, data_units, scale_units, .. } =
+    let AppendSwaParams { checkpoints, checkpoint_granules, data_granules, scale_granules, .. } =
         args.params;
     if checkpoints == 0 {
         return None;
     }
     // SAFETY: there is a row a token where there are checkpoints.
     let (checkpoint, row) = unsafe { row_of_checkpoint(args.token_checkpoint_row, token) };
-    let first = u64::from(checkpoint) * u64::from(checkpoint_units);
-    let plane = |units: u32| args.checkpoints.skip(256 * (first + u64::from(units)));
-    (checkpoint < checkpoints).then(|| ([plane(data_units), plane(scale_units)], u64::from(row)))
+    let first = u64::from(checkpoint) * u64::from(checkpoint_granules);
+    let plane = |granules: u32| args.checkpoints.skip(256 * (first + u64::from(granules)));
+    (checkpoint < checkpoints)
+        .then(|| ([plane(data_granules), plane(scale_granules)], u64::from(row)))
 }
 
 /// The checkpoint in which a token has a row, and its row there, 0 to 127. For a token that has none

@@ -1,7 +1,7 @@
 """Real clients against `cargo kv serve`: curl, and the package `openai` from PyPI.
 
     cargo kv serve --model tests/e2e/hash --device cpu --listen 127.0.0.1:8000 \
-        --max-requests 16 --context 512 --cached-tokens 768 --draft 2 &
+        --max-requests 16 --context 512 --max-total-tokens 768 --draft 2 &
     python tests/clients/openai_client.py --url http://127.0.0.1:8000 \
         --program target/release/dsv4-kv --model tests/e2e/hash
 
@@ -129,6 +129,28 @@ def logprobs():
     check("logprobs")
 
 
+def load_generators():
+    """What `vllm bench serve`, GuideLLM and lm-eval send."""
+    model = json.load(urllib.request.urlopen(f"{args.url}/v1/models"))["data"][0]
+    assert (model["root"], model["max_model_len"]) == (MODEL, 512), model
+    body = {"ignore_eos": True, "min_tokens": 8, "repetition_penalty": 1.0}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = complete(
+        prompt="bench", max_tokens=8, temperature=0, stream=True, stream_options=options, extra_body=body
+    )
+    texts, reasons, usage = joined(stream)
+    assert (texts, reasons) == ({0: alone("bench", 8)}, {0: "length"})
+    assert usage.completion_tokens == 8 and usage.prompt_tokens_details.cached_tokens == 0
+    ids = list(b"likely")
+    answer = complete(prompt=[ids], max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1234)
+    told = answer.choices[0].logprobs
+    assert answer.choices[0].text.startswith("likely") and len(told.tokens) == len(ids) + 1
+    assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+    for logprob, top in zip(told.token_logprobs[1:-1], told.top_logprobs[1:-1]):
+        assert logprob <= max(top.values()) <= 0, (logprob, top)
+    check("requests of load generators, and a prompt that is scored")
+
+
 def refused(kind, **fields):
     try:
         complete(**{"prompt": "x", **fields})
@@ -238,6 +260,6 @@ def empty_cache():
 
 if __name__ == "__main__":
     began = time.monotonic()
-    for part in (single_completions, several, stops, logprobs, errors, curl, at_once, empty_cache):
+    for part in (single_completions, several, stops, logprobs, load_generators, errors, curl, at_once, empty_cache):
         part()
     print(f"passed in {time.monotonic() - began:.0f} s, openai {openai.__version__}")

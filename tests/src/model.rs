@@ -3,7 +3,7 @@
 
 use dsv4_kv::SlotId;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
-use dsv4_kv::ops::{self, CompressorWeights, StateRing, StepProjections, StepTokens, WorkList};
+use dsv4_kv::ops::{self, PoolingWeights, StateRing, StepProjections, StepTokens, WorkList};
 use dsv4_kv::step_meta::{self, Chunk, Section, StepLayout};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::rope::Table;
@@ -145,7 +145,7 @@ impl<B: Backend> OnDevice<B> {
         let windows = ops::Compression {
             tokens: &tokens,
             projections,
-            weights: &CompressorWeights { ape, norm, frequencies },
+            weights: &PoolingWeights { ape, norm, frequencies },
             state: &state,
             closing: &plan,
             entries: &entries,

@@ -18,6 +18,7 @@ const VERSION: &str = "0.52.0";
 const LIBRARIES: [(&str, &str); 16] = [
     ("cuda-loader", ""),
     ("dsv4-kv", "metrics,tracing"),
+    ("dsv4-kv-cold-tier", ""),
     ("dsv4-kv-model-files", ""),
     ("dsv4-kv-device", ""),
     ("dsv4-kv-events", ""),
@@ -26,7 +27,6 @@ const LIBRARIES: [(&str, &str); 16] = [
     ("dsv4-kv-prefix", ""),
     ("dsv4-kv-router", ""),
     ("dsv4-kv-server", ""),
-    ("dsv4-kv-tier", ""),
     ("dsv4-kv-trace", ""),
     ("dsv4-kv-transfer", ""),
     ("kernels-gpu", "launch"),

@@ -7,6 +7,7 @@
 //! | [`steps`] | the steps of a long task, and an estimate of the time that is left |
 //! | [`programs`] | the programs that cargo built |
 //! | [`cpu_time`] | CPU time of this process and its children |
+//! | [`counted`] | runs tests, and counts them |
 //! | [`ptx`] | builds, checks and shows PTX |
 //! | [`api`] | the public API of the libraries as text |
 //! | [`module_cycles`] | finds files that import each other in a cycle |
@@ -20,6 +21,7 @@
 
 mod api;
 mod bundle;
+mod counted;
 mod cpu_time;
 mod fuzz;
 mod module_cycles;

@@ -15,7 +15,7 @@ use crate::process;
 use crate::workspace::{cargo, cargo_home, root, target_dir};
 
 /// Largest compressed package that crates.io accepts, in bytes.
-const MOST_BYTES: u64 = 10 << 20;
+const MAX_BYTES: u64 = 10 << 20;
 /// Files that each package contains besides its sources.
 const FILES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 /// The line in `Cargo.toml` that marks a library. All other packages have `publish = false`.
@@ -139,7 +139,7 @@ fn unpublished(libraries: &BTreeMap<String, Package>) -> Vec<String> {
 }
 
 fn too_large(name: &str, bytes: u64) -> Option<String> {
-    (bytes > MOST_BYTES).then(|| format!("{name} has {bytes} bytes; crates.io takes {MOST_BYTES}"))
+    (bytes > MAX_BYTES).then(|| format!("{name} has {bytes} bytes; crates.io takes {MAX_BYTES}"))
 }
 
 /// Packs the libraries together, so that each is compiled against the packages of the others. Returns the folder of the
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_the_registrys() {
-        assert_eq!(too_large("small", MOST_BYTES), None);
-        assert!(too_large("large", MOST_BYTES + 1).is_some());
+        assert_eq!(too_large("small", MAX_BYTES), None);
+        assert!(too_large("large", MAX_BYTES + 1).is_some());
     }
 }

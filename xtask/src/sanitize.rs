@@ -1,10 +1,10 @@
 //! Runs tests under AddressSanitizer, with the compiler in use. The sanitizer is part of the compiler; on a stable
 //! compiler, `RUSTC_BOOTSTRAP` enables the flag for it.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::steps::Steps;
-use crate::workspace;
+use crate::{counted, workspace};
 
 /// Packages, and filters of test names: all tests of the layers below the kernels, and a sample of the tests of
 /// kernels. AddressSanitizer works with the emulator's fibers, which switch stacks.
@@ -21,7 +21,7 @@ const DEVICE_TESTS: [&str; 4] =
 /// Runs the tests.
 ///
 /// # Errors
-/// A test failed, or AddressSanitizer found a fault; the output above shows which.
+/// A test failed, or AddressSanitizer found a fault; the output above shows which. Also if a filter names no test.
 pub fn run() -> Result<()> {
     let mut steps = Steps::new("sanitize");
     for (run, filter) in RUNS {
@@ -38,7 +38,8 @@ pub fn run() -> Result<()> {
 fn cargo_test(what: &[&str], filter: &[&str]) -> Result<()> {
     let target = "x86_64-unknown-linux-gnu";
     let leaks = workspace::root().join("tests/sanitizers/leaks.txt");
-    let status = workspace::cargo()
+    let mut command = workspace::cargo();
+    command
         .args(["test", "--locked", "--target", target, "--target-dir"])
         .arg(workspace::target_dir().join("sanitize"))
         .args(what)
@@ -46,9 +47,7 @@ fn cargo_test(what: &[&str], filter: &[&str]) -> Result<()> {
         .args(filter)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", "-Zsanitizer=address")
-        .env("LSAN_OPTIONS", format!("print_suppressions=0:suppressions={}", leaks.display()))
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(status.success(), "the tests of {} failed under AddressSanitizer", what.join(" "));
-    Ok(())
+        .env("LSAN_OPTIONS", format!("print_suppressions=0:suppressions={}", leaks.display()));
+    let run = counted::run(&mut command, "");
+    run.with_context(|| format!("{} {} under AddressSanitizer", what.join(" "), filter.join(" ")))
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::workspace;
+use crate::{counted, workspace};
 
 /// The wheel with NIXL, its C interface and UCX. Its licence does not allow shipping it with other software.
 const NIXL: &str = "nixl-cu12==1.5.1";
@@ -39,7 +39,7 @@ const FRONTEND_IMPORTS: [&str; 10] = [
 /// which takes long to build.
 ///
 /// # Errors
-/// A test or the measurement failed; the output above shows why.
+/// A test or the measurement failed; the output above shows why. Also if a filter names no test.
 pub fn run(dynamo_worker: bool, require: bool) -> Result<()> {
     if dynamo_worker {
         return test_dynamo_worker();
@@ -129,12 +129,16 @@ struct Cargo<'a> {
 impl Cargo<'_> {
     fn run(&self) -> Result<()> {
         let Self { command, package, features, arguments, variable: (name, value) } = *self;
-        let status = workspace::cargo()
+        let mut cargo = workspace::cargo();
+        cargo
             .args([command, "--locked", "--package", package, "--features", &features.join(",")])
             .args(arguments)
-            .env(name, value)
-            .status()
-            .context("cannot run cargo")?;
+            .env(name, value);
+        if command == "test" {
+            let run = counted::run(&mut cargo, "");
+            return run.with_context(|| format!("the tests of {package}: {}", arguments.join(" ")));
+        }
+        let status = cargo.status().context("cannot run cargo")?;
         ensure!(status.success(), "cargo {command} --package {package} failed");
         Ok(())
     }

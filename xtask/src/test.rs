@@ -1,14 +1,13 @@
 //! The test command: installs missing tools, then checks and tests everything. It stops at the first step that fails.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::programs::{self, Program};
 use crate::ptx::{fresh, lint, verify};
 use crate::steps::Steps;
-use crate::{module_cycles, process, workspace};
+use crate::{counted, module_cycles, process, workspace};
 
 /// All tests, in one build: with all commands of the CLI, and with the feature by which tests make mistakes on purpose.
 /// That feature changes nothing unless a mistake is enabled. A build without it would compile every kernel a second
@@ -18,7 +17,7 @@ const ALL: [&str; 5] = [
     "--locked",
     "--workspace",
     "--features",
-    "dsv4-kv-stress/mistakes,dsv4-kv-tier/mistakes,dsv4-kv-cli/serve,dsv4-kv-transfer/nixl",
+    "dsv4-kv-stress/mistakes,dsv4-kv-cold-tier/mistakes,dsv4-kv-cli/serve,dsv4-kv-transfer/nixl",
 ];
 
 /// The quick tests: those of the libraries, without the stress test. The features are those of `ALL`, so that a quick
@@ -36,7 +35,7 @@ const QUICK: [&str; 13] = [
     "--lib",
     "--tests",
     "--features",
-    "dsv4-kv/mistakes,dsv4-kv-tier/mistakes,dsv4-kv-model/tokenizers",
+    "dsv4-kv/mistakes,dsv4-kv-cold-tier/mistakes,dsv4-kv-model/tokenizers",
 ];
 
 /// Tests that the quick run leaves out. Each takes seconds, and they are the largest cases of things that other tests
@@ -90,7 +89,8 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
             .into_iter()
             .chain(NOT_QUICK.into_iter().flat_map(|name| ["--skip", name]))
             .collect();
-        return steps.run("tests", || run_tests(&[&QUICK[..], &arguments].concat(), ""));
+        let arguments = [&QUICK[..], &arguments].concat();
+        return steps.run("tests", || counted::run(workspace::cargo().args(&arguments), ""));
     }
     let mut built = Vec::new();
     steps.beside("PTX rebuilt and compared", verify::rebuild, |steps| {
@@ -99,7 +99,8 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
     })?;
     let (longest, others) = divided(&built)?;
     let run_only = |only: &[&str], name: &str| {
-        run_tests(&[&ALL[..], only, &["--no-fail-fast"]].concat(), name)
+        let arguments = [&ALL[..], only, &["--no-fail-fast"]].concat();
+        counted::run(workspace::cargo().args(arguments), name)
     };
     steps.beside(
         LONGEST,
@@ -182,54 +183,6 @@ fn cargo(args: &[&str], remedy: &str) -> Result<()> {
     process::run(args[0], workspace::cargo().args(args)).map(drop).context(remedy.to_owned())
 }
 
-/// Sums over the `test result:` lines.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Totals {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
-}
-
-impl Totals {
-    /// Adds a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; ..`; ignores other lines.
-    fn add(&mut self, line: &str) {
-        let Some(result) = line.strip_prefix("test result:") else { return };
-        let words: Vec<&str> =
-            result.split([' ', ';', '.']).filter(|word| !word.is_empty()).collect();
-        for pair in words.windows(2) {
-            let Ok(number) = pair[0].parse::<u64>() else { continue };
-            match pair[1] {
-                "passed" => self.passed += number,
-                "failed" => self.failed += number,
-                "ignored" => self.ignored += number,
-                _ => {}
-            }
-        }
-    }
-}
-
-/// Runs tests and prints their output, each line after the prefix `name | `, and then the totals.
-fn run_tests(arguments: &[&str], name: &str) -> Result<()> {
-    let prefix = if name.is_empty() { String::new() } else { format!("{name} | ") };
-    let mut child = workspace::cargo()
-        .args(arguments)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot run cargo test")?;
-    let mut totals = Totals::default();
-    let mut out = std::io::stdout();
-    for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
-        let line = line?;
-        totals.add(&line);
-        writeln!(out, "{prefix}{line}")?;
-    }
-    let status = child.wait()?;
-    let Totals { passed, failed, ignored } = totals;
-    println!("{prefix}{passed} passed, {failed} failed, {ignored} ignored");
-    ensure!(status.success(), "cargo test failed: see the tests named above");
-    Ok(())
-}
-
 /// Runs an example that was built with the tests.
 fn run_example(built: &[Program], name: &str) -> Result<()> {
     let example = built.iter().find(|program| program.is("example") && program.target.name == name);
@@ -244,17 +197,33 @@ fn run_example(built: &[Program], name: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
     use crate::programs::{Profile, Target};
 
+    /// `--skip` with a name that no test has skips nothing, and says nothing.
     #[test]
-    fn results_are_summed() {
-        let mut totals = Totals::default();
-        totals.add("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out");
-        totals
-            .add("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
-        totals.add("running 7 tests");
-        assert_eq!(totals, Totals { passed: 7, failed: 2, ignored: 1 });
+    fn what_a_quick_run_skips_is_there() {
+        fn read(folder: &Path, text: &mut String) {
+            for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("it")) {
+                let (path, kind) = (entry.path(), entry.file_type().expect("a kind"));
+                if kind.is_dir() && entry.file_name() != "target" {
+                    read(&path, text);
+                } else if kind.is_file() && path.extension().is_some_and(|end| end == "rs") {
+                    text.push_str(&fs::read_to_string(&path).expect("UTF-8"));
+                }
+            }
+        }
+        let mut text = String::new();
+        ["crates", "host", "kernels-gpu", "tests"]
+            .iter()
+            .for_each(|folder| read(&workspace::root().join(folder), &mut text));
+        for name in NOT_QUICK {
+            let last = name.trim_end_matches("::").rsplit("::").next();
+            assert!(text.contains(last.expect("a name")), "{name} was renamed");
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub enum InputError {
         name: String,
     },
     /// A model file that cannot be opened.
-    #[error("--model {}: {source}; give a checkpoint's config.json", path.display())]
+    #[error("--model {}: {source}; give a model's config.json", path.display())]
     ModelFile {
         /// The file.
         path: PathBuf,
@@ -52,7 +52,7 @@ pub enum InputError {
         source: std::io::Error,
     },
     /// A model file that is not a `config.json`.
-    #[error("--model {}: it has more than {limit} bytes; give a checkpoint's config.json", path.display())]
+    #[error("--model {}: it has more than {limit} bytes; give a model's config.json", path.display())]
     ModelFileSize {
         /// The file.
         path: PathBuf,
@@ -119,9 +119,9 @@ pub enum InputError {
     /// Memory of the indexer in a mode that runs none.
     #[error("--indexer-memory needs --execute full: bookkeeping runs no indexer")]
     NothingToScore,
-    /// A split of attention in a replay without attention.
-    #[error("--attention-split needs --attend: without attention no keys are split")]
-    NothingToSplit,
+    /// A cluster setting of attention in a replay without attention.
+    #[error("--attention-cluster needs --attend: without attention no thread blocks share keys")]
+    ClusterWithoutAttention,
     /// A program that was built without support for several processes.
     #[cfg(not(feature = "peers"))]
     #[error(
@@ -218,7 +218,6 @@ pub enum InputError {
         source: std::io::Error,
     },
     /// A host tier for a cache without checkpoints.
-    #[cfg(feature = "serve")]
     #[error(
         "--host-cache {size} needs --checkpoints of at least 1: a prefix is kept up to a checkpoint"
     )]
@@ -226,20 +225,28 @@ pub enum InputError {
         /// The value of the option.
         size: ByteSize,
     },
+    /// A host tier for a load without prompts that could share prefixes.
+    #[error(
+        "--host-cache {size} needs prompts that share prefixes, but no line of --trace has hash_ids; leave it out, or give --checkpoints"
+    )]
+    HostWithoutPrefixes {
+        /// The value of the option.
+        size: ByteSize,
+    },
     /// A cold tier without a host tier.
     #[cfg(feature = "serve")]
     #[error("--cold-cache needs --host-cache: prefixes are stored from host memory")]
     ColdWithoutHost,
-    /// A split of attention that runs on the host.
+    /// A cluster setting of attention that runs on the host.
     #[cfg(feature = "generate")]
     #[error(
-        "--attention-split needs attention on the device, but it runs on the host: give --attention device"
+        "--attention-cluster needs attention on the device, but it runs on the host: give --attention device"
     )]
-    SplitOnHost,
+    ClusterOnHost,
     /// Graphs for steps that are longer than the longest step of the cache.
     #[cfg(feature = "serve")]
     #[error(
-        "--graphs needs --step-tokens of at least {needed}, --draft + 1: a graph serves a step of a completion"
+        "--graphs needs --max-step-tokens of at least {needed}, --draft + 1: a graph serves a step of a completion"
     )]
     GraphsWithoutTokens {
         /// Fewest tokens of a step.
@@ -291,6 +298,24 @@ pub enum InputError {
         path: PathBuf,
         /// Why it cannot be opened.
         source: std::io::Error,
+    },
+    /// A file to write that is also read.
+    #[error("{output} {}: this is the file of {input}, which it would replace; give another one", path.display())]
+    OutputIsInput {
+        /// The option that names the file to write.
+        output: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The option that names the file to read.
+        input: &'static str,
+    },
+    /// A choice of cases of `bench attention` without a case.
+    #[error("--only {only}: no case contains it; a case is called, for example, `{example}`")]
+    NoSuchCase {
+        /// The value of the option.
+        only: String,
+        /// The name of a case.
+        example: String,
     },
     /// A report file that cannot be opened.
     #[error("--report {}: {source}", path.display())]

@@ -70,7 +70,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     #[cfg(feature = "generate")]
     Generate(Box<generate::GenerateArgs>),
-    /// Continues a prompt with a checkpoint's model; this program was built without it.
+    /// Continues a prompt with a model; this program was built without it.
     #[cfg(not(feature = "generate"))]
     #[command(disable_help_flag = true)]
     Generate(Unread),
@@ -81,7 +81,7 @@ enum Command {
     Schema(schema::SchemaArgs),
     #[cfg(feature = "serve")]
     Serve(Box<serve::ServeArgs>),
-    /// Serves a checkpoint's model over HTTP; this program was built without it.
+    /// Serves a model over HTTP; this program was built without it.
     #[cfg(not(feature = "serve"))]
     #[command(disable_help_flag = true)]
     Serve(Unread),

@@ -11,7 +11,7 @@ use crate::error::InputError;
 /// Most bytes of a `config.json`.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Most query heads that attention in place accepts.
-const MOST_HEADS: u32 = 128;
+const MAX_HEADS: u32 = 128;
 
 /// The model called `name`, or the one described by a `config.json` at the path `name`.
 pub fn resolve(name: &str) -> Result<ModelConfig, InputError> {
@@ -31,7 +31,7 @@ pub fn heads(name: &str) -> Result<u32, InputError> {
         _ => {
             let of_file = |source| InputError::ModelConfig { path: name.into(), source };
             let fields = Fields::parse(&read(name)?).map_err(of_file)?;
-            fields.count("num_attention_heads", 1, MOST_HEADS).map_err(of_file)
+            fields.count("num_attention_heads", 1, MAX_HEADS).map_err(of_file)
         }
     }
 }
@@ -39,7 +39,7 @@ pub fn heads(name: &str) -> Result<u32, InputError> {
 /// Reads the `config.json` at this path.
 fn read(name: &str) -> Result<String, InputError> {
     let path = Path::new(name);
-    // A checkpoint's folder is refused as a file that cannot be read, not as an unknown model.
+    // A model's folder is refused as a file that cannot be read, not as an unknown model.
     if !path.is_file() && !path.is_dir() && path.extension().is_none() {
         return Err(InputError::UnknownModel { name: name.into() });
     }
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn every_preset_and_file_says_its_heads() {
         for preset in ModelConfig::PRESETS {
-            assert!((1..=MOST_HEADS).contains(&heads(preset).unwrap()), "{preset}");
+            assert!((1..=MAX_HEADS).contains(&heads(preset).unwrap()), "{preset}");
         }
         let of = |json: &str| {
             let mut file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
@@ -76,7 +76,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let refusal = resolve(folder.path().to_str().unwrap()).unwrap_err().to_string();
-        let end = ": Is a directory (os error 21); give a checkpoint's config.json";
+        let end = ": Is a directory (os error 21); give a model's config.json";
         assert!(refusal.starts_with("--model /") && refusal.ends_with(end), "{refusal}");
     }
 }

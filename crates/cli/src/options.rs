@@ -4,31 +4,31 @@ use std::ops::RangeInclusive;
 
 use bytesize::ByteSize;
 use clap::ValueEnum;
-use dsv4_kv::kv_layout::attention::KeySplit;
+use dsv4_kv::kv_layout::attention::KeyCluster;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Largest size that an option takes.
 const MAX_SIZE: ByteSize = ByteSize::pib(1);
 
-/// Among how many blocks attention in place splits a query's keys.
+/// How many thread blocks share the keys of one query (64 heads) in attention in place.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "kebab-case")]
-pub enum SplitChoice {
-    /// Two, which add up what they have: least time for few queries in a launch.
+pub enum ClusterChoice {
+    /// Two, a cluster that combines its results: lower latency with few queries.
     #[default]
     TwoBlocks,
-    /// One: least time for many queries, as of large batches and chunks.
+    /// One: higher throughput with many queries, as in large batches and chunks.
     OneBlock,
 }
 
-impl From<SplitChoice> for KeySplit {
-    fn from(choice: SplitChoice) -> Self {
+impl From<ClusterChoice> for KeyCluster {
+    fn from(choice: ClusterChoice) -> Self {
         match choice {
-            SplitChoice::TwoBlocks => Self::TwoBlocks,
-            SplitChoice::OneBlock => Self::OneBlock,
+            ClusterChoice::TwoBlocks => Self::TwoBlocks,
+            ClusterChoice::OneBlock => Self::OneBlock,
         }
     }
 }

@@ -6,6 +6,8 @@ mod processes;
 use std::io::Write;
 #[cfg(target_os = "linux")]
 use std::os::unix::process::CommandExt as _;
+#[cfg(target_os = "linux")]
+use std::path::PathBuf;
 use std::process::{Command as Program, Stdio};
 use std::time::{Duration, Instant};
 
@@ -36,7 +38,8 @@ const LINES: [&str; 3] = [
     r#"{"timestamp": 0, "input_length": 40, "output_length": 1}"#,
     r#"{"timestamp": 90000, "input_length": 290, "output_length": 3, "hash_ids": [1]}"#,
 ];
-const SMALL: &str = "--device cpu --gpu-mem 300MiB --max-requests 4 --token-budget 100 --verify 3";
+const SMALL: &str =
+    "--device cpu --gpu-mem 300MiB --max-requests 4 --max-step-tokens 100 --verify 3";
 
 #[test]
 fn answers_elsewhere_have_the_bytes_of_the_reference() {
@@ -69,7 +72,7 @@ fn answers_elsewhere_have_the_bytes_of_the_reference() {
 
 #[test]
 fn payloads_lie_on_the_device() {
-    let options = "--device cpu --gpu-mem 300MiB --token-budget 100 --requests 4 --peers 2";
+    let options = "--device cpu --gpu-mem 300MiB --max-step-tokens 100 --requests 4 --peers 2";
     let moves = |payloads: &str| {
         let result = json(replay(options).args(["--payloads", payloads]));
         assert_eq!((&result["finished"], &result["mismatches"]), (&4.into(), &0.into()));
@@ -87,7 +90,7 @@ fn payloads_lie_on_the_device() {
 /// Requests wait for memory for their bytes. A request that can never have it is an error that names both numbers.
 #[test]
 fn a_request_larger_than_the_memory_for_those_that_come_is_refused() {
-    let options = "--device cpu --gpu-mem 300MiB --token-budget 100 --requests 4 --peers 2";
+    let options = "--device cpu --gpu-mem 300MiB --max-step-tokens 100 --requests 4 --peers 2";
     let moves = json(&mut replay(options))["moves"].clone();
     let bytes = moves["bytes"].as_u64().expect("a number");
     // Less than all of them need together, and at least as much as the longest needs.
@@ -103,7 +106,7 @@ fn a_request_larger_than_the_memory_for_those_that_come_is_refused() {
 #[test]
 #[cfg(not(feature = "nixl"))]
 fn nixl_that_is_not_built_in_is_told() {
-    let options = "--device cpu --gpu-mem 300MiB --token-budget 100 --requests 4 --peers 2";
+    let options = "--device cpu --gpu-mem 300MiB --max-step-tokens 100 --requests 4 --peers 2";
     let said = |command: &mut Command| {
         let output = command.assert().success().get_output().clone();
         let [table, said] = [output.stdout, output.stderr].map(String::from_utf8);
@@ -120,7 +123,7 @@ fn nixl_that_is_not_built_in_is_told() {
 fn answers_elsewhere_by_nixl_have_the_bytes_of_the_reference() {
     let library = std::env::var_os("DSV4_NIXL").expect("DSV4_NIXL names libnixl_capi.so");
     let mut command = replay(
-        "--device cpu --gpu-mem 300MiB --peers 3 --token-budget 64 --requests 12 --shrink 64",
+        "--device cpu --gpu-mem 300MiB --peers 3 --max-step-tokens 64 --requests 12 --shrink 64",
     );
     let result = json(command.env("DSV4_NIXL", library));
     assert_eq!((&result["finished"], &result["mismatches"]), (&12.into(), &0.into()));
@@ -162,6 +165,61 @@ fn who_is_nobodys_peer_says_so() {
     let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
     assert!(said.contains("--peers"), "{said}");
     replay("--peers 1").assert().code(2);
+}
+
+/// The directory of the files through which the requests of process `replay` move, and the token in their names.
+#[cfg(target_os = "linux")]
+fn exchange_of(replay: u32) -> Option<(PathBuf, String)> {
+    let open = std::fs::read_dir(format!("/proc/{replay}/fd")).ok()?;
+    let mut files = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let lock = |path: PathBuf| {
+        let folder = path.parent()?.to_owned();
+        let is_lock =
+            path.extension()? == "lock" && folder.file_name()?.to_str()?.starts_with("dsv4-kv-");
+        is_lock.then_some((folder, path.file_stem()?.to_str()?.to_owned()))
+    };
+    files.find_map(lock)
+}
+
+/// Payloads are in memory. A replay that is killed leaves them, and the next one removes them.
+#[test]
+#[cfg(target_os = "linux")]
+fn payloads_of_a_killed_replay_are_removed_by_the_next() {
+    let options = format!("replay {SMALL} --peers 2 --requests 30");
+    let mut command = Program::new(assert_cmd::cargo::cargo_bin("dsv4-kv"));
+    command.args(options.split(' ')).env_remove("DSV4_NIXL");
+    let mut parent =
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let id = parent.id();
+    let signal = |name: &str| {
+        let sent = Program::new("kill").args([name, &id.to_string()]).status();
+        assert!(sent.expect("there is kill").success());
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let payloads = loop {
+        assert!(Instant::now() < deadline, "no payload is written");
+        // Stopped, it removes none between this look and its end.
+        signal("-STOP");
+        let payloads = exchange_of(id).map_or(Vec::new(), |(folder, token)| {
+            let files = std::fs::read_dir(folder).expect("it is there");
+            let files = files.filter_map(|entry| Some(entry.ok()?.path()));
+            let is_payload = |path: &PathBuf| {
+                let name = path.file_name().and_then(|name| name.to_str());
+                name.is_some_and(|name| name.starts_with(&token) && name.ends_with(".payload"))
+            };
+            files.filter(is_payload).collect::<Vec<_>>()
+        });
+        if !payloads.is_empty() {
+            break payloads;
+        }
+        signal("-CONT");
+    };
+    signal("-KILL");
+    parent.wait().expect("it ends");
+    json(&mut replay("--device cpu --gpu-mem 300MiB --requests 1 --peers 2"));
+    let left: Vec<_> = payloads.iter().filter(|path| path.exists()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// The child process of a process.

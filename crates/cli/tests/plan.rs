@@ -47,7 +47,7 @@ fn the_most_requests_of_the_context_fit() {
     let slot = 62 * 132 * 584 + 30 * (8 + 12) * 2 * 640 * 4 + 31 * 6 * 1536 * 4;
     assert_eq!(slot, 8_994_240);
     let block = 30 * 32 * (584 + 68) + 31 * 584;
-    // One allocation for all pools, fourteen more buffers, three for parts of attention, and six of the indexer.
+    // One allocation for all pools, fourteen more buffers, three for splits of attention, and six of the indexer.
     let buffers = 1 + 14 + 3 + 6;
     assert_eq!(number("/rounding"), buffers << 21);
     // 64 queries of 64 heads of 128 channels, in f32 and in BF16; two f32 weights per head; one score for each of
@@ -81,7 +81,7 @@ fn given_slots_are_kept_and_blocks_fill_the_rest() {
     let plan = json(&format!("--model tiny --gpu-mem 128MiB {options}"));
     let slots = 3 * (5 * 128 * 584 + 2 * (4 + 8) * 2 * 640 * 4 + 2 * 1536 * 4);
     let working = plan["capacity"]["working_bytes"].as_u64().expect("bytes");
-    // Three more buffers for parts of attention, since contexts are longer than 122,880 tokens.
+    // Three more buffers for splits of attention, since contexts are longer than 122,880 tokens.
     let rounding = (1 + 14 + 3 + 6) << 21;
     let indexer = plan["indexer"]["bytes"].as_u64().expect("bytes");
     let blocks = ((128 << 20) - rounding - indexer - working - slots) / (2 * 32 * 652 + 584);
@@ -252,7 +252,7 @@ fn a_host_cache_is_planned() {
     assert_eq!(number(&with, "/rounding") - number(&without, "/rounding"), 6 << 21);
     assert!(output(&format!("{options} --host-cache 16GiB")).contains("pinned"));
     let refused = refusal("--model flash --gpu-mem 64GiB --checkpoints 0 --host-cache 16GiB");
-    assert!(refused.contains("num_checkpoints is 0"), "{refused}");
+    assert!(refused.contains("--host-cache 16.0 GiB needs --checkpoints"), "{refused}");
     let refused = refusal(&format!("{options} --host-cache 1MiB"));
     assert!(refused.contains("host_bytes is 1048576"), "{refused}");
 }

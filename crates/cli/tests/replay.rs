@@ -46,7 +46,7 @@ fn a_replay_on_the_cpu_matches_the_reference() {
     ];
     let trace = trace(&lines);
     // The indexer processes chunks of 16 queries in parts of 3.
-    let options = "--token-budget 100 --verify 2 --indexer-memory 160KB";
+    let options = "--max-step-tokens 100 --verify 2 --indexer-memory 160KB";
     let mut command = replay(&format!("{SMALL} {options}"));
     let result = json(command.arg("--trace").arg(trace.path()));
     assert_eq!(
@@ -113,7 +113,7 @@ fn bookkeeping_follows_a_trace_and_reuses_its_prefixes() {
     assert_eq!(reuse["hit_ratio"], f64::from(17 * 512) / f64::from(20 * 600));
     assert_eq!((&reuse["hits"], &reuse["hits_at_prompt"]), (&17.into(), &17.into()));
     // The last 88 tokens of each prompt, and the first three prompts.
-    assert_eq!((&reuse["partial"], &reuse["diverged"]), (&(20 * 88).into(), &(3 * 512).into()));
+    assert_eq!((&reuse["tail"], &reuse["never_seen"]), (&(20 * 88).into(), &(3 * 512).into()));
     assert_eq!(reuse["too_long"], 0);
 }
 
@@ -136,7 +136,8 @@ fn prompts_that_are_too_long_to_share_count_as_not_reused() {
     assert_eq!((&reuse["prompts"], &reuse["hits"]), (&10.into(), &4.into()));
     assert_eq!(reuse["prompt_tokens"], 522_245);
     assert_eq!(reuse["hit_ratio"], 8192.0 / 522_245.0);
-    let groups = ["no_checkpoint", "evicted", "other_root", "partial", "diverged", "too_long"];
+    let groups =
+        ["no_checkpoint", "missed_by_eviction", "other_root", "tail", "never_seen", "too_long"];
     let groups = groups.map(|group| reuse[group].as_u64().expect("a count"));
     assert_eq!((groups[5], groups.iter().sum()), (512_000, 522_245_u64 - 8192));
 }
@@ -174,7 +175,7 @@ fn waits_are_told_in_steps_with_what_limits_them() {
     );
     assert!(advice.contains("set --max-requests 20"), "{advice}");
     // By default the cache has a slot for each of them, and no request waits.
-    let options = "--execute bookkeeping --gpu-mem 2GiB --no-reuse --token-budget 20000";
+    let options = "--execute bookkeeping --gpu-mem 2GiB --no-reuse --max-step-tokens 20000";
     let result = json(replay(options).arg("--trace").arg(trace.path()));
     assert_eq!((&result["slots"], &result["waited_admissions"]), (&20.into(), &0.into()));
     assert_eq!(result["service"]["queueing"]["p99"], 0.0);
@@ -200,7 +201,7 @@ fn waits_on_a_device_are_times() {
 /// Prompts that differ after an id: the second one computes what follows the last checkpoint, the third one continues
 /// from the point where they differ.
 #[test]
-fn a_junction_is_reused_by_the_third_prompt() {
+fn a_branch_point_is_reused_by_the_third_prompt() {
     let line = |at: u32, last: u32| {
         format!(
             r#"{{"timestamp": {at}, "input_length": 1500, "output_length": 1, "hash_ids": [1, 2, {last}]}}"#
@@ -212,7 +213,7 @@ fn a_junction_is_reused_by_the_third_prompt() {
         json(replay("--execute bookkeeping --gpu-mem 4GiB").arg("--trace").arg(trace.path()));
     assert_eq!(result["reused_tokens"], 1024);
     let reuse = &result["reuse"];
-    assert_eq!((&reuse["no_checkpoint"], &reuse["hits_at_junction"]), (&1024.into(), &1.into()));
+    assert_eq!((&reuse["no_checkpoint"], &reuse["hits_at_branch"]), (&1024.into(), &1.into()));
 }
 
 /// Each of three prompts in turn needs two checkpoints: with six they stay, with two they are evicted.
@@ -241,8 +242,8 @@ fn what_finds_no_room_is_evicted() {
     // Evicted blocks are remembered in places that others may overwrite, by hashes that differ from run to run.
     // Forgotten ones count as new.
     let number = |name: &str| small[name].as_u64().expect("a count");
-    assert!((1..=6 * 31 * 128).contains(&number("evicted")), "{small}");
-    assert_eq!(number("evicted") + number("diverged"), 9 * 31 * 128);
+    assert!((1..=6 * 31 * 128).contains(&number("missed_by_eviction")), "{small}");
+    assert_eq!(number("missed_by_eviction") + number("never_seen"), 9 * 31 * 128);
     assert_eq!(large["evicted_blocks"], 0);
 }
 
@@ -253,7 +254,7 @@ fn what_is_reused_is_verified_with_kernels() {
         r#"{"timestamp": 5000, "input_length": 150, "output_length": 2, "hash_ids": [1]}"#,
     ];
     let trace = trace(&lines);
-    let mut command = replay(&format!("{SMALL} --token-budget 100 --verify 2 --checkpoints 4"));
+    let mut command = replay(&format!("{SMALL} --max-step-tokens 100 --verify 2 --checkpoints 4"));
     let result = json(command.arg("--trace").arg(trace.path()));
     assert_eq!(
         (&result["mismatches"], &result["mismatch_examples"]),
@@ -277,7 +278,7 @@ fn what_was_evicted_comes_back_from_host_memory() {
     let trace = trace(&lines.iter().map(String::as_str).collect::<Vec<_>>());
     let result = |more: &str| {
         let options =
-            "--device cpu --gpu-mem 300MiB --max-requests 1 --token-budget 140 --verify 4";
+            "--device cpu --gpu-mem 300MiB --max-requests 1 --max-step-tokens 140 --verify 4";
         let mut command = replay(&format!("{options} --checkpoints 2 {more}"));
         let result = json(command.arg("--trace").arg(trace.path()));
         assert_eq!(result["mismatches"], 0, "{result}");
@@ -298,6 +299,41 @@ fn only_the_first_requests_are_replayed_and_what_can_never_fit_is_told() {
     let mut command = replay("--execute bookkeeping --requests 3 --gpu-mem 8GiB");
     let result = json(command.arg("--trace").arg(trace.path()));
     assert_eq!((&result["finished"], &result["rejected"]), (&2.into(), &1.into()));
+}
+
+/// A request that never fits is not drawn for the verification, whose result would say nothing.
+#[test]
+fn requests_to_verify_are_drawn_from_those_that_fit() {
+    let long = r#"{"timestamp": 0, "input_length": 1500000, "output_length": 9}"#;
+    let short = r#"{"timestamp": 0, "input_length": 140, "output_length": 2}"#;
+    let trace = trace(&[long, long, short, long]);
+    for seed in 0..4 {
+        let options =
+            format!("--device cpu --gpu-mem 2GiB --max-requests 2 --verify 1 --seed {seed}");
+        let result = json(replay(&options).arg("--trace").arg(trace.path()));
+        assert_eq!((&result["finished"], &result["rejected"]), (&1.into(), &3.into()));
+        assert_eq!((&result["verified_requests"], &result["mismatches"]), (&1.into(), &0.into()));
+        let advice = result["service"]["limit"]["advice"].as_array().expect("a list");
+        let last = advice.last().and_then(Value::as_str).expect("words");
+        assert!(last.starts_with("length: 3 requests need more") && last.contains("--shrink"));
+    }
+}
+
+/// A replay in which nothing ran does not pass.
+#[test]
+fn a_load_of_which_nothing_fits_is_an_error() {
+    let long = r#"{"timestamp": 0, "input_length": 1500000, "output_length": 9}"#;
+    let trace = trace(&[long]);
+    for device in ["--execute bookkeeping", "--device cpu"] {
+        let mut command = replay(&format!("{device} --json --trace"));
+        let output = command.arg(trace.path()).assert().code(1).get_output().clone();
+        let said = String::from_utf8(output.stderr).expect("messages are UTF-8");
+        assert!(said.contains("no request ran, and 1 were rejected"), "{said}");
+        let result: Value = serde_json::from_slice(&output.stdout).expect("one JSON value");
+        assert_eq!((&result["finished"], &result["rejected"]), (&0.into(), &1.into()));
+        let advice = result["service"]["limit"]["advice"].to_string();
+        assert!(advice.contains("--shrink") && !advice.contains("nothing"), "{advice}");
+    }
 }
 
 /// A trace that says nothing of its prompts, or misspells it, shares no prefixes, which is told.
@@ -365,7 +401,7 @@ fn options_that_make_no_sense_are_refused() {
         ("--time-scale 0", "a number from 0.000001 to 1000000"),
         ("--gpu-mem lots", "--gpu-mem"),
         ("--execute bookkeeping --verify 1", "--verify needs --execute full"),
-        ("--execute bookkeeping --token-budget 0", "--token-budget"),
+        ("--execute bookkeeping --max-step-tokens 0", "--max-step-tokens"),
         ("--execute bookkeeping --host-cache 1GiB", "--host-cache needs --execute full"),
         ("--no-reuse --checkpoints 3", "cannot be used with"),
         ("--device quantum", "quantum"),

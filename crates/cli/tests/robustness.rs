@@ -1,50 +1,21 @@
 //! The program under hostile options, endless input, closed pipes, full disks and signals.
 
 mod processes;
+mod program;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use assert_cmd::Command;
+use program::{end, kv, process, refusal, text};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-/// A command that takes longer is considered to hang; a refusal takes milliseconds.
-const TIMEOUT: Duration = Duration::from_secs(60);
-
 /// The smallest replay, without a device.
 const SMALL: &str = "replay --execute bookkeeping --requests 4";
-
-/// `dsv4-kv` with these options, separated by blanks.
-fn kv(options: &str) -> Command {
-    let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
-    command.args(options.split_whitespace()).timeout(TIMEOUT);
-    command
-}
-
-/// As `kv`, as a process that runs beside the test.
-fn process(options: &str) -> std::process::Command {
-    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("dsv4-kv"));
-    command.args(options.split_whitespace()).stdin(Stdio::null());
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("messages are UTF-8")
-}
-
-/// The message of a refused command: exit code 2, no result, and one line of error without a backtrace.
-fn refusal(command: &mut Command) -> String {
-    let output = command.assert().code(2).get_output().clone();
-    assert!(output.stdout.is_empty(), "a refused command has no result");
-    let message = text(&output.stderr);
-    assert!(message.starts_with("error: ") && !message.contains("panicked"), "{message}");
-    message
-}
 
 #[test]
 fn numbers_out_of_range_are_refused_with_value_and_limit() {
@@ -79,7 +50,11 @@ fn numbers_out_of_range_are_refused_with_value_and_limit() {
             "from 1 to 65535",
             &["0", "65536", "4294967295", "99999999999", "-1", "1e3"],
         ),
-        ("--token-budget", "from 1 to 1048576", &["0", "1048577", "4294967295", "1e99", "-1", "x"]),
+        (
+            "--max-step-tokens",
+            "from 1 to 1048576",
+            &["0", "1048577", "4294967295", "99999999999", "-1", "x"],
+        ),
         ("--verify", "from 0 to 64", &["65", "4294967295", "99999999999", "-1", "1.5", ""]),
     ];
     for (option, limit, values) in integers {
@@ -127,13 +102,13 @@ fn bookkeeping_refuses_what_needs_a_device() {
         ("--peers 2 --arrival-memory 4GiB", "--arrival-memory needs --execute full"),
         ("--device cuda", "--device cuda needs --execute full"),
         ("--indexer-memory 1GiB", "--indexer-memory needs --execute full"),
-        ("--attention-split one-block", "--attention-split needs --attend"),
+        ("--attention-cluster one-block", "--attention-cluster needs --attend"),
     ] {
         let message = refusal(&mut kv(&format!("{SMALL} {option}")));
         assert!(message.contains(reason), "{message}");
     }
     // What they have by default.
-    for option in ["--attend=false", "--indexer-memory 16MiB", "--attention-split two-blocks"] {
+    for option in ["--attend=false", "--indexer-memory 16MiB", "--attention-cluster two-blocks"] {
         kv(&format!("{SMALL} {option}")).assert().success();
     }
 }
@@ -147,12 +122,11 @@ fn the_ends_of_every_range_are_answered() {
         "--token-rate 1e12",
         "--step-ms 0.001",
         "--step-ms 3.6e6",
-        "--time-scale 1e-6 --shrink 0.001 --model tiny --token-budget 1048576",
         "--time-scale 1e6",
         "--shrink 1e6",
         "--max-requests 65535 --gpu-mem 1PiB",
-        "--token-budget 1 --shrink 64",
-        "--token-budget 1048576",
+        "--max-step-tokens 1 --shrink 64",
+        "--max-step-tokens 1048576",
         "--seed 18446744073709551615",
     ];
     for options in ends {
@@ -161,6 +135,13 @@ fn the_ends_of_every_range_are_answered() {
         assert!(page.ends_with("</html>"), "{options}: an older page stuck out");
         assert!(page.len() < 2_000_000, "{options}: {} bytes", page.len());
     }
+    // Lengths by which no request fits: nothing runs, which is told beside the result.
+    let options = "--time-scale 1e-6 --shrink 0.001 --model tiny --max-step-tokens 1048576";
+    let mut command = kv(&format!("{SMALL} {options} --report"));
+    let output = command.arg(&report).assert().code(1).get_output().clone();
+    assert!(text(&output.stderr).contains("no request ran, and 4 were rejected"));
+    assert!(text(&output.stdout).contains("4 (0 finished)"));
+    assert!(fs::read_to_string(&report).expect("the report was written").ends_with("</html>"));
 }
 
 #[test]
@@ -204,6 +185,34 @@ fn a_choice_of_cases_is_refused_where_there_is_nothing_to_choose() {
     for suite in ["swa", "all", "bookkeeping", "step"] {
         let message = refusal(&mut kv(&format!("bench {suite} --only CSA")));
         assert!(message.contains("--only is of `bench attention`"), "{message}");
+    }
+    // Before a GPU is looked for.
+    for only in ["zzz", "Chunk"] {
+        let message = refusal(&mut kv(&format!("bench attention --only {only}")));
+        assert!(message.contains(&format!("--only {only}: no case contains it")), "{message}");
+        assert!(message.contains("`SWA, 64 heads,"), "{message}");
+    }
+}
+
+/// A host tier keeps prefixes up to checkpoints. Where there are none, the option that is missing is named.
+#[test]
+fn a_host_cache_without_checkpoints_is_refused_by_the_name_of_the_option() {
+    let mut trace = NamedTempFile::new().expect("a temporary file");
+    trace
+        .write_all(br#"{"timestamp": 0, "input_length": 140, "output_length": 2}"#)
+        .expect("room for a line");
+    let replay = "replay --device cpu --gpu-mem 300MiB --host-cache 64MiB";
+    let of_trace = refusal(kv(&format!("{replay} --trace")).arg(trace.path()));
+    let expected =
+        "--host-cache 64.0 MiB needs prompts that share prefixes, but no line of --trace";
+    assert!(of_trace.contains(expected) && !of_trace.contains("num_checkpoints"), "{of_trace}");
+    for command in [
+        format!("{replay} --checkpoints 0"),
+        "plan --model tiny --gpu-mem 8GiB --checkpoints 0 --host-cache 64MiB".to_owned(),
+    ] {
+        let message = refusal(&mut kv(&command));
+        let expected = "--host-cache 64.0 MiB needs --checkpoints of at least 1";
+        assert!(message.contains(expected), "{command}: {message}");
     }
 }
 
@@ -259,11 +268,6 @@ fn a_trace_of_too_many_requests_is_refused_and_its_first_can_be_replayed() {
     assert!(message.contains(":1000001: the trace has more than 1000000 requests"), "{message}");
     assert!(message.contains("--requests"), "{message}");
     kv("replay --execute bookkeeping --requests 5 --trace").arg(path).assert().success();
-}
-
-/// The output of a process that ends by itself.
-fn end(child: Child) -> Output {
-    child.wait_with_output().expect("it was started")
 }
 
 #[test]
@@ -350,60 +354,30 @@ fn a_report_is_opened_before_any_work_and_left_alone_if_there_is_none() {
     assert_eq!(fs::read_to_string(&old).expect("it is there"), "an older report");
 }
 
-/// What the model or the cache cannot do is refused as an option is.
+/// A report would replace the trace, the model or the measurement that it is made from, also by another name.
 #[test]
-#[cfg(feature = "generate")]
-fn generate_refuses_tokens_and_lengths_that_the_model_lacks() {
+fn a_report_does_not_replace_what_the_command_reads() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let tokens = folder.path().join("tokens");
-    fs::write(&tokens, "1 300").expect("room for it");
-    let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
-    let refused = |options: &str| {
-        let mut command = kv("generate --device cpu --model");
-        refusal(command.arg(&checkpoint).args(options.split_whitespace()))
-    };
-    let message = refused(&format!("--prompt-tokens {}", tokens.display()));
-    assert!(message.contains("`300`: the model has tokens from 0 to 255"), "{message}");
-    let message = refused("--prompt x --max-tokens 1048576");
-    assert!(message.contains("max_context"), "{message}");
-    for option in ["--seed 3", "--temperature 0 --top-p 0.5", "--temperature 0 --seed 3"] {
-        let message = refused(&format!("--prompt x {option}"));
-        assert!(message.contains("needs --temperature above 0"), "{option}: {message}");
+    let (input, link) = (folder.path().join("input"), folder.path().join("link"));
+    std::os::unix::fs::symlink(&input, &link).expect("a link");
+    let line = r#"{"timestamp": 0, "input_length": 140, "output_length": 2}"#;
+    let bench = r#"{"device": "a", "date": "b"}"#;
+    for (command, option, content) in [
+        ("replay --execute bookkeeping", "--trace", line),
+        ("replay --execute bookkeeping", "--model", "{}"),
+        ("bench", "--from", bench),
+    ] {
+        fs::write(&input, content).expect("room for a line");
+        for (read, written) in [(&input, &input), (&link, &input), (&input, &link)] {
+            let mut command = kv(command);
+            let message = refusal(command.arg(option).arg(read).arg("--report").arg(written));
+            assert!(message.contains(&format!("this is the file of {option}")), "{message}");
+            assert_eq!(fs::read_to_string(&input).expect("it is there"), content);
+        }
     }
-    for place in ["", "--attention host"] {
-        let message = refused(&format!("--prompt x --attention-split one-block {place}"));
-        assert!(message.contains("--attention-split needs attention on the device"), "{message}");
-    }
-}
-
-/// A full disk ends a run at its first token, after it has opened the file of `--logits`.
-#[test]
-#[cfg(feature = "generate")]
-fn a_run_that_fails_leaves_the_file_of_logits_as_it_was() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (new, old) = (folder.path().join("new"), folder.path().join("old"));
-    fs::write(&old, "older logits").expect("room for it");
-    let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
-    let generate = |logits: &Path| {
-        let mut command = process("generate --device cpu --prompt Once --max-tokens 2 --model");
-        command.arg(&checkpoint).arg("--logits").arg(logits);
-        command
-    };
-    for logits in [&new, &old] {
-        let full = File::options().write(true).open("/dev/full").expect("Linux has it");
-        let output = generate(logits).stdout(full).output().expect("it starts");
-        assert_eq!(output.status.code(), Some(1));
-        assert!(text(&output.stderr).contains("No space left on device"));
-    }
-    assert!(!new.exists(), "a run that fails leaves no empty file");
-    assert_eq!(fs::read_to_string(&old).expect("it is there"), "older logits");
-    for logits in [&new, &old] {
-        let output = generate(logits).output().expect("it starts");
-        assert!(output.status.success(), "{}", text(&output.stderr));
-    }
-    // Logits of the prompt and of the first token, each of 256 tokens in f32.
-    let bytes = fs::read(&new).expect("it was written");
-    assert!(bytes.len() > 5 * 256 * 4 && bytes == fs::read(&old).expect("it was replaced"));
+    // Nothing of a device is replaced.
+    let options = format!("{SMALL} --model tiny --trace /dev/null --report /dev/null");
+    assert!(refusal(&mut kv(&options)).contains("the trace has no requests"));
 }
 
 /// Starts a replay, and waits until it has run some of its steps.
@@ -416,7 +390,7 @@ fn begun(options: &str) -> Child {
 }
 
 /// A replay that takes minutes, in steps of one token.
-const LONG: &str = "replay --execute bookkeeping --requests 100000 --token-budget 1";
+const LONG: &str = "replay --execute bookkeeping --requests 100000 --max-step-tokens 1";
 
 fn interrupt(child: &Child) {
     let mut kill = std::process::Command::new("kill");
@@ -461,7 +435,7 @@ fn an_interrupted_soak_says_so_in_its_last_round_too() {
 #[test]
 fn a_second_interrupt_ends_at_once() {
     // A step takes seconds, so both signals arrive in the same one.
-    let options = "--shrink 1 --model tiny --requests 2 --token-budget 65536";
+    let options = "--shrink 1 --model tiny --requests 2 --max-step-tokens 65536";
     let mut child = begun(&format!("replay --device cpu {options}"));
     // Two signals that arrive before the process is scheduled count as one.
     let ended = loop {

@@ -143,7 +143,7 @@ fn prefixes_outlive_a_server() {
 #[test]
 fn graphs_fit_the_steps() {
     // Two completions of eight tokens each would have 16.
-    let serving = start("--graphs --draft 7 --step-tokens 8");
+    let serving = start("--graphs --draft 7 --max-step-tokens 8");
     let mut answer = String::new();
     let body = r#"{"model": "hash", "prompt": "abab", "max_tokens": 4, "temperature": 0}"#;
     serving.complete(body).read_to_string(&mut answer).expect("an answer");
@@ -155,7 +155,7 @@ fn graphs_fit_the_steps() {
 #[test]
 fn what_cannot_be_served_is_refused() {
     let refusals = [
-        ("--step-tokens 1 --max-requests 2", "steps of 1 tokens do not hold one of each of 2"),
+        ("--max-step-tokens 1 --max-requests 2", "steps of 1 tokens do not hold one of each of 2"),
         ("--listen 256.0.0.1:1", "--listen 256.0.0.1:1: "),
         ("--listen nowhere", "give an address and a port, as in 127.0.0.1:8000"),
         ("--host-cache 1GiB", "--host-cache 1.0 GiB needs --checkpoints"),
@@ -163,10 +163,10 @@ fn what_cannot_be_served_is_refused() {
         ("--max-requests 0", "from 1 to 65535"),
         ("--cold-cache /tmp", "--cold-cache needs --host-cache"),
         ("--cold-timeout 3", "--cold-cache <URL>"),
-        ("--attention-split one-block", "--attention-split needs attention on the device"),
+        ("--attention-cluster one-block", "--attention-cluster needs attention on the device"),
         (
-            "--graphs --draft 3 --step-tokens 2 --max-requests 1",
-            "--graphs needs --step-tokens of at least 4",
+            "--graphs --draft 3 --max-step-tokens 2 --max-requests 1",
+            "--graphs needs --max-step-tokens of at least 4",
         ),
     ];
     for (options, message) in refusals {

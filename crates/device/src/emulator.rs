@@ -260,8 +260,8 @@ unsafe impl Backend for Emulator {
             used.fetch_sub(bytes, Ordering::Relaxed);
             return Err(refused());
         };
-        // SAFETY: the bytes were just allocated, and live as long as the registration, which is dropped
-        // first; only work touches them, under `Shared::execution`.
+        // SAFETY: the bytes were just allocated, and live as long as the registration, which is dropped first, and as
+        // launches, which keep their buffers until they return. Only work touches them, under `Shared::execution`.
         let known =
             unsafe { self.shared.memory.register(block.address(), block.bytes() as u64, label) };
         Ok(EmuMemory { known, block, bytes, owner: Arc::clone(&self.shared) })

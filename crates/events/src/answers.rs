@@ -23,11 +23,11 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause after a failed attempt to receive.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Requests of a client that may wait; further ones are ignored.
-const MOST_REQUESTS: usize = 1000;
+const MAX_REQUESTS: usize = 1000;
 /// Answers to a client that may wait in zeromq's queue. Must be below the queue's capacity, 100,000 in zeromq 0.7, so
 /// that `send` never waits: if it waits, it may hold a lock that zeromq needs, in the same thread, when the connection
 /// ends.
-const MOST_QUEUED: usize = 128;
+const MAX_QUEUED: usize = 128;
 /// Bytes of a queued message for which it counts as one answer more: 256 KiB may wait, or one message.
 const PLACE: usize = 2048;
 
@@ -88,8 +88,8 @@ impl Answers {
             let Some((client, start)) = understood(&request.into_vec()) else { continue };
             clients.retain(|_, (asks, _)| !asks.is_closed());
             let (asks, _) = clients.entry(client).or_insert_with_key(|id| {
-                let room = Arc::new(Semaphore::new(MOST_QUEUED));
-                let (asks, asked) = mpsc::channel(MOST_REQUESTS);
+                let room = Arc::new(Semaphore::new(MAX_QUEUED));
+                let (asks, asked) = mpsc::channel(MAX_REQUESTS);
                 let client = Client { id: id.clone(), send: send.clone(), room };
                 let task = tokio::spawn(self.clone().answer_all(client, asked));
                 (asks, task.abort_handle())
@@ -106,7 +106,7 @@ impl Answers {
             match timeout(TIMEOUT, asked.recv()).await {
                 Ok(Some(start)) => self.answer(&mut client, start).await,
                 Ok(None) => return,
-                Err(_) if client.room.available_permits() == MOST_QUEUED => return,
+                Err(_) if client.room.available_permits() == MAX_QUEUED => return,
                 Err(_) => {}
             }
         }
@@ -140,7 +140,7 @@ impl Answers {
 impl Client {
     /// Sends an answer as soon as there is room for it; `false` if the client has left or does not read.
     async fn send(&mut self, topic: Bytes, number: [u8; 8], message: Bytes) -> bool {
-        let places = (1 + message.len() / PLACE).min(MOST_QUEUED) as u32;
+        let places = (1 + message.len() / PLACE).min(MAX_QUEUED) as u32;
         let taken = timeout(TIMEOUT, Arc::clone(&self.room).acquire_many_owned(places)).await;
         let Ok(Ok(places)) = taken else { return false };
         let number = Bytes::from_owner(Queued { number, _places: places });

@@ -1,5 +1,6 @@
 //! Tells routers which blocks a KV cache holds, so that they can send a prompt to the cache that has its prefix: vLLM's
-//! KV events over ZeroMQ, with replay, in the form that Dynamo, llm-d and AIBrix read.
+//! KV events over ZeroMQ, with replay, in the form that Dynamo, llm-d and AIBrix read. From which version on, and with
+//! which topic, is in the repository's `docs/scale-out.md`.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -19,7 +20,7 @@
 //! # use dsv4_kv_prefix::{EventSource, Limits, PrefixTree, RootKey, ScoredLru};
 //! use dsv4_kv_events::{Published, Publisher, PublisherOptions};
 //!
-//! # let limits = Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes: 0, remembered: 0, room: 8 };
+//! # let limits = Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes: 0, remembered: 0, reserved_blocks: 8 };
 //! # let mut cache = PrefixTree::<u32, (), _, 128>::new(limits, ScoredLru { capacity: 100 });
 //! # cache.log_events(1024);
 //! // `cache` is a `KvCacheManager`, a `Ledger` or a `PrefixTree` that logs events.
@@ -32,7 +33,7 @@
 //! let mut publisher = Publisher::start(&mut cache, options)?;
 //!
 //! // After each step:
-//! # let mut at = cache.adopt(&RootKey::new(b"", b"", b"model"), &[]).reference;
+//! # let mut at = cache.match_and_lock(&RootKey::new(b"", b"", b"model"), &[]).reference;
 //! # cache.extend(&mut at, &[[7; 128]], |_| 0, |_| ())?;
 //! assert_eq!(publisher.publish(&mut cache)?, Published::Events);
 //! # cache.release(at, |_| ())?;

@@ -2,9 +2,9 @@
 //! process can take them, and subscribers can connect again at once.
 
 use std::io;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 
-use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, ZmqError};
+use zeromq::{Endpoint, Host, PubSocket, RouterSocket, Socket, ZmqError};
 
 use crate::options::{PublishError, PublisherOptions};
 
@@ -37,11 +37,15 @@ impl Listeners {
     }
 }
 
-/// Listens, and returns the endpoint with its actual port.
+/// Listens, and returns the endpoint with its actual port. The host `*` is every IPv4 address, as in ZeroMQ's own library.
 fn bind(endpoint: &str) -> Result<(TcpListener, String), PublishError> {
     let refused = |reason| PublishError::Bind { endpoint: endpoint.to_owned(), reason };
     let Ok(Endpoint::Tcp(host, port)) = endpoint.parse::<Endpoint>() else {
         return Err(refused("it is not tcp://HOST:PORT".to_owned()));
+    };
+    let host = match host {
+        Host::Domain(name) if name == "*" => Host::Ipv4(Ipv4Addr::UNSPECIFIED),
+        host => host,
     };
     let bound = TcpListener::bind((host.to_string().as_str(), port))
         .and_then(|listener| Ok((listener.local_addr()?.port(), listener)));
@@ -55,6 +59,16 @@ mod tests {
     use zeromq::SubSocket;
 
     use super::*;
+
+    /// vLLM's default endpoint is `tcp://*:5557`.
+    #[test]
+    fn a_star_is_every_address() {
+        let (listener, endpoint) = bind("tcp://*:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(address.ip().is_unspecified() && address.is_ipv4(), "{address}");
+        assert_eq!(endpoint, format!("tcp://0.0.0.0:{}", address.port()));
+        std::net::TcpStream::connect(("127.0.0.1", address.port())).unwrap();
+    }
 
     /// After the sockets of zeromq were dropped, nobody else can take the ports, and new sockets accept connections.
     #[test]

@@ -13,7 +13,7 @@ use rmp::encode::{
 use crate::hash::BLOCK;
 
 /// Most blocks of a message; a stored block takes about 550 bytes.
-pub(crate) const MOST_BLOCKS: usize = 1024;
+pub(crate) const MAX_BLOCKS: usize = 1024;
 
 /// The storage medium of blocks, as routers know it.
 const MEDIUM: &str = "GPU";
@@ -44,7 +44,7 @@ impl Message {
 
     /// Number of blocks for which it has room.
     pub fn room(&self) -> usize {
-        MOST_BLOCKS.saturating_sub(self.blocks)
+        MAX_BLOCKS.saturating_sub(self.blocks)
     }
 
     /// Adds the event that all blocks are gone.

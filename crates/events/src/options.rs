@@ -5,13 +5,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The options of a publisher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublisherOptions {
-    /// The endpoint to which subscribers connect, such as `tcp://0.0.0.0:5557`; port 0 takes any free port. Use it in
-    /// trusted networks only: connections are not authenticated, and `zeromq` reserves memory for any length that a
+    /// The endpoint to which subscribers connect, such as `tcp://0.0.0.0:5557` or `tcp://*:5557`, which is the same; port
+    /// 0 takes any free port. Use it in trusted networks only: connections are not authenticated, and `zeromq` reserves memory for any length that a
     /// frame states, so that one connection can end the process.
     pub endpoint: String,
     /// The endpoint at which subscribers ask for missed messages. Use it in trusted networks only, too.
     pub replay_endpoint: String,
-    /// The first frame of each message.
+    /// The first frame of each message. llm-d subscribes to `kv@` alone, and takes the name of the worker and of the
+    /// model from `kv@WORKER@MODEL`: with another topic it gets no message, and neither side says so.
     pub topic: String,
     /// The last element of each message: the number of this cache among several caches of a worker.
     pub data_parallel_rank: u32,

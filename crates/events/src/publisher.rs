@@ -212,8 +212,13 @@ mod tests {
     fn a_thread_that_has_ended_is_noticed() {
         const TIMEOUT: Duration = Duration::from_secs(20);
         let (lease_bytes, remembered) = (0, 0);
-        let limits =
-            Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes, remembered, room: 1 };
+        let limits = Limits {
+            block_bytes: 1,
+            checkpoint_bytes: 1,
+            lease_bytes,
+            remembered,
+            reserved_blocks: 1,
+        };
         let mut tree = PrefixTree::<(), (), _, BLOCK>::new(limits, Lru);
         tree.log_events(8);
         let any_port = "tcp://127.0.0.1:0".to_owned();

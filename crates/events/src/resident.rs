@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use std::time::SystemTime;
 
 use crate::hash::{BLOCK, BlockHash, Hasher};
-use crate::message::{MOST_BLOCKS, Message, StoredBlocks};
+use crate::message::{MAX_BLOCKS, Message, StoredBlocks};
 
 /// An event names an unknown block. This should never happen; a snapshot repairs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -147,7 +147,7 @@ impl Resident {
         if self.message.room() == 0 {
             self.send(send);
         }
-        self.message.room().min(MOST_BLOCKS)
+        self.message.room().min(MAX_BLOCKS)
     }
 
     fn send(&mut self, send: &mut impl FnMut(Bytes)) {
@@ -166,22 +166,27 @@ mod tests {
     /// After a batch was missed, no events are sent until a snapshot, even if they could be.
     #[test]
     fn after_a_gap_nothing_is_told_until_a_snapshot() {
-        let limits =
-            Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes: 0, remembered: 0, room: 8 };
+        let limits = Limits {
+            block_bytes: 1,
+            checkpoint_bytes: 1,
+            lease_bytes: 0,
+            remembered: 0,
+            reserved_blocks: 8,
+        };
         let mut tree = PrefixTree::<(), (), _, BLOCK>::new(limits, ScoredLru { capacity: 100 });
         tree.log_events(8);
         let (mut resident, mut batch) = (Resident::new(0), EventBatch::with_capacity(8));
         let mut messages = 0;
         let mut tell = |resident: &mut Resident, batch: &_| resident.tell(batch, |_| messages += 1);
         let root = RootKey::new(b"", b"", b"");
-        let mut at = tree.adopt(&root, &[]).reference;
+        let mut at = tree.match_and_lock(&root, &[]).reference;
         tree.extend(&mut at, &[[1; BLOCK]], |_| (), drop).unwrap();
         // This batch is not passed on.
         let _ = tree.drain_events(&mut batch);
         tree.extend(&mut at, &[[2; BLOCK]], |_| (), drop).unwrap();
         let _ = tree.drain_events(&mut batch);
         assert!(tell(&mut resident, &batch).is_err());
-        let mut other = tree.adopt(&root, &[]).reference;
+        let mut other = tree.match_and_lock(&root, &[]).reference;
         tree.extend(&mut other, &[[3; BLOCK]], |_| (), drop).unwrap();
         let _ = tree.drain_events(&mut batch);
         assert_eq!(tell(&mut resident, &batch), Ok(Told::default()));

@@ -23,7 +23,7 @@ pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between attempts to accept connections, and between checks of unsent messages.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Messages that may wait for subscribers. If 100,000 wait for one, zeromq 0.7 drops further ones without a word.
-const MOST_UNSENT: u64 = 50_000;
+const MAX_UNSENT: u64 = 50_000;
 
 /// The state of the thread.
 pub(crate) struct Worker {
@@ -181,13 +181,13 @@ impl Worker {
         tokio::task::yield_now().await;
     }
 
-    /// Waits until at most `most` bytes and [`MOST_UNSENT`] messages wait for subscribers; `false` after the timeout.
+    /// Waits until at most `most` bytes and [`MAX_UNSENT`] messages wait for subscribers; `false` after the timeout.
     async fn waits_for_less(&self, most: usize) -> bool {
         let (mut since, mut least) = (Instant::now(), usize::MAX);
         loop {
             let unsent = self.unsent();
             let messages = self.exchange.counters.unsent.messages.load(Relaxed);
-            if unsent <= most && messages <= MOST_UNSENT {
+            if unsent <= most && messages <= MAX_UNSENT {
                 return true;
             }
             let mut is_late = since.elapsed() > self.options.stall;
@@ -275,6 +275,6 @@ mod tests {
             }
             worker.exchange.counters.unsent.messages.load(Relaxed)
         });
-        assert!((MOST_UNSENT..100_000).contains(&waiting), "{waiting} messages wait");
+        assert!((MAX_UNSENT..100_000).contains(&waiting), "{waiting} messages wait");
     }
 }

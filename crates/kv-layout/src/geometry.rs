@@ -1,4 +1,4 @@
-//! The constants of a DeepSeek-V4 attention layer: equal in every released checkpoint.
+//! The constants of a DeepSeek-V4 attention layer: equal in every released model.
 
 /// Channels of a KV vector (K = V, one head). Dimension letter `d` in shapes.
 pub const HEAD_DIM: u32 = 512;
@@ -16,7 +16,7 @@ pub const CSA_RATIO: u32 = 4;
 pub const HCA_RATIO: u32 = 128;
 /// Tokens of one request per block: lcm of the two ratios, so one table serves all layers.
 pub const BLOCK_TOKENS: u32 = 128;
-/// Longest context of the released checkpoints, in tokens.
+/// Longest context of the released models, in tokens.
 pub const MAX_CONTEXT: u32 = 1 << 20;
 
 /// Added to the mean square by the RMS norm of entries and keys (`rms_norm_eps`).

@@ -14,7 +14,7 @@
 //! | [`router`] | limits of the router kernels |
 //! | [`xxh3`] | constants of the digests of payloads, and their last step |
 //! | [`attention`] | the keys and the form of each attention kernel |
-//! | [`config`] | `ModelConfig` from a checkpoint's `config.json` (feature `config`) |
+//! | [`config`] | `ModelConfig` from a model's `config.json` (feature `config`) |
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -13,13 +13,13 @@ pub const GROUP: u32 = 16;
 /// The length of a row is a multiple of this.
 pub const INNER_STEP: u32 = 32;
 /// Most tokens that one read of the weight serves.
-pub const MOST_TOKENS: u32 = 32;
+pub const MAX_TOKENS: u32 = 32;
 /// Most tokens of a product that the kernels of decode batches take, where the weight is read once for each
-/// [`MOST_TOKENS`]; more tokens take the tiled kernels.
-pub const MOST_DECODE_TOKENS: u32 = 64;
+/// [`MAX_TOKENS`]; more tokens take the tiled kernels.
+pub const MAX_DECODE_TOKENS: u32 = 64;
 /// Most columns of a BF16 weight for the narrow kernels, where the blocks of a cluster read the same columns together,
 /// each a part of the rows.
-pub const MOST_NARROW_COLUMNS: u32 = 256;
+pub const MAX_NARROW_COLUMNS: u32 = 256;
 /// Rows of a weight in a tile.
 pub const TILE_COLUMNS: u32 = 64;
 /// Values of a row in a tile.
@@ -50,7 +50,7 @@ const fn word_bits(pair: usize) -> [u32; 4] {
     BITS[pair]
 }
 
-/// Rearranges eight E2M1 codes of a checkpoint, which has the first one in the lowest four bits, to a word of the
+/// Rearranges eight E2M1 codes of a stored weight, which has the first one in the lowest four bits, to a word of the
 /// device layout. Their bits are placed so that [`device_pairs`] takes few instructions.
 #[must_use]
 pub const fn device_word(codes: u32) -> u32 {
@@ -102,7 +102,7 @@ impl LinearTile {
         match self {
             Self::T8 => 8,
             Self::T16 => 16,
-            Self::T32 => MOST_TOKENS,
+            Self::T32 => MAX_TOKENS,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Products of activations with weights in NVFP4, for decode batches, and in BF16, for any number of tokens. An NVFP4
 //! weight is read as it is stored, at 4.5 bits per element.
 //!
-//! [`Nvfp4Matrix`] is a weight on the host, quantised from f32 or BF16 or taken from a checkpoint; [`Nvfp4Linear`] is a
+//! [`Nvfp4Matrix`] is a weight on the host, quantised from f32 or BF16 or taken from a model's files; [`Nvfp4Linear`] is a
 //! weight on a device. Activations are BF16, sums f32. On one device a token gets the same bits in every batch. See
 //! docs/specification.md, section 3.
 //!
@@ -47,7 +47,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Nvfp4Matrix::from_parts`] takes a checkpoint's NVFP4 weight unchanged. [`Nvfp4Linear::multiply_to_bf16`] rounds
+//! [`Nvfp4Matrix::from_parts`] takes a stored NVFP4 weight unchanged. [`Nvfp4Linear::multiply_to_bf16`] rounds
 //! the sums to BF16. A graph that captured a product must retain [`Nvfp4Linear::memory`].
 
 mod error;

@@ -46,7 +46,7 @@ impl Nvfp4Matrix {
     }
 
     /// The weight with these codes (`[columns, inner / 2]`, two per byte, the even value in the low four bits), E4M3
-    /// scales (`[columns, inner / 16]`) and scale, as stored in a checkpoint.
+    /// scales (`[columns, inner / 16]`) and scale, as stored in a model's files.
     ///
     /// # Errors
     /// [`LinearError::Shape`]; [`LinearError::Length`]; [`LinearError::ScaleIsNan`];

@@ -17,7 +17,7 @@ use crate::names::{self, Merged};
 /// Bytes of the length field before a header.
 const LENGTH: usize = 8;
 /// Most bytes of a header (the format's own limit).
-const MOST_HEADER: u64 = 100_000_000;
+const MAX_HEADER: u64 = 100_000_000;
 
 /// Where a tensor lies, with its type and shape. `bytes` is a range of its file, within the file's length.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ impl Tensor {
     }
 }
 
-/// All weight files of a checkpoint, memory-mapped, and their tensors.
+/// All weight files of a model, memory-mapped, and their tensors.
 pub(crate) struct Catalogue {
     files: Vec<(PathBuf, Mapped)>,
     /// The tensors by released name.
@@ -178,7 +178,7 @@ fn header(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata), ModelFileError
         return Err(corrupt(SafeTensorError::HeaderTooSmall));
     };
     let length = u64::from_le_bytes(*length);
-    if length > MOST_HEADER {
+    if length > MAX_HEADER {
         return Err(corrupt(SafeTensorError::HeaderTooLarge));
     }
     let Some((header, data)) = rest.split_at_checked(length as usize) else {

@@ -91,7 +91,7 @@ impl Config {
         Self::with_end_tokens(json, None)
     }
 
-    /// As [`Self::from_json`]; more tokens end a text, if the checkpoint says so in its `generation_config.json`.
+    /// As [`Self::from_json`]; more tokens end a text, if the model says so in its `generation_config.json`.
     pub(crate) fn with_end_tokens(json: &str, more: Option<Vec<u32>>) -> Result<Self, ConfigError> {
         let fields = Fields::parse(json)?;
         let cache = ModelConfig::read(&fields)?;
@@ -222,7 +222,7 @@ pub(crate) fn generation_end_tokens(json: &str) -> Result<Option<Vec<u32>>, Conf
     end_tokens(&Fields::parse(json)?)
 }
 
-/// Refuses variants of the architecture that no released checkpoint uses. Each field may be absent, but must have the
+/// Refuses variants of the architecture that no released model uses. Each field may be absent, but must have the
 /// supported value if it is present.
 fn check_unsupported(fields: &Fields) -> Result<(), ConfigError> {
     for (name, supported) in [
@@ -233,6 +233,10 @@ fn check_unsupported(fields: &Fields) -> Result<(), ConfigError> {
         ("hidden_act", json!("silu")),
         ("scoring_func", json!("sqrtsoftplus")),
         ("topk_method", json!("noaux_tc")),
+        // With others, a CSA layer takes the list of an earlier one (IndexCache).
+        ("use_index_cache", json!(false)),
+        ("index_topk_freq", json!(1)),
+        ("index_topk_pattern", json!(null)),
     ] {
         fields.one_of(name, &[supported])?;
     }

@@ -1,11 +1,11 @@
-//! Errors of reading a checkpoint.
+//! Errors of reading a model's files.
 
 use std::path::PathBuf;
 
 use kv_layout::config::ConfigError;
 use safetensors::{Dtype, SafeTensorError};
 
-/// Why a checkpoint was refused, or a tensor of it.
+/// Why a model's files were refused, or a tensor in them.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelFileError {
     /// A file cannot be opened or read.
@@ -50,7 +50,7 @@ pub enum ModelFileError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The index names a file that is not in the checkpoint's directory.
+    /// The index names a file that is not in the model's directory.
     #[error("{}: {shard:?} is not the name of a file beside it", path.display())]
     OutsideDirectory {
         /// The index.
@@ -95,7 +95,7 @@ pub enum ModelFileError {
         /// The length that its header says.
         expected: u128,
     },
-    /// The checkpoint has a tensor twice.
+    /// The model has a tensor twice.
     #[error("{name} is there twice: as {first:?} and as {second:?}")]
     Duplicate {
         /// The released name of both.
@@ -106,7 +106,7 @@ pub enum ModelFileError {
         second: String,
     },
     /// No tensor has this name.
-    #[error("the checkpoint has no tensor {name}")]
+    #[error("the model has no tensor {name}")]
     Missing {
         /// The released name.
         name: String,

@@ -1,4 +1,4 @@
-//! Finds the weight files of a checkpoint: one file, or the shards that an index lists.
+//! Finds the weight files of a model: one file, or the shards that an index lists.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,7 +14,7 @@ const CONFIG_BYTES: u64 = 1 << 20;
 /// Most bytes of an index: 200 for each of a million tensors. The index of V4-Pro has 145,000 tensors.
 const INDEX_BYTES: u64 = 200 << 20;
 
-/// The weight files of a checkpoint.
+/// The weight files of a model.
 pub(crate) struct Files {
     /// The index that lists the shards, if there is one.
     index: Option<PathBuf>,
@@ -37,7 +37,7 @@ impl Files {
                 let sharded = Self::of_index(index.clone())?;
                 if is_beside && !sharded.shards.contains_key(&single) {
                     let reason = "model.safetensors is beside it, and is not one of its files: \
-                                  remove the one of the two that is not of this checkpoint";
+                                  remove the one of the two that is not of this model";
                     return Err(ModelFileError::Index { path: index, reason: reason.to_owned() });
                 }
                 Ok(sharded)
@@ -92,7 +92,7 @@ fn beside(index: &Path, shard: &str) -> Result<PathBuf, ModelFileError> {
     Ok(path)
 }
 
-/// The `generation_config.json` of a checkpoint, if there is one.
+/// The `generation_config.json` of a model, if there is one.
 pub(crate) fn generation_config(directory: &Path) -> Option<PathBuf> {
     Some(directory.join("generation_config.json")).filter(|path| is_there(path))
 }
@@ -102,7 +102,7 @@ fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
-/// A `config.json` or `generation_config.json` of a checkpoint.
+/// A `config.json` or `generation_config.json` of a model.
 pub(crate) fn read_config(path: &Path) -> Result<String, ModelFileError> {
     read_text(path, CONFIG_BYTES)
 }

@@ -1,4 +1,4 @@
-//! Reads a DeepSeek-V4 checkpoint: its configuration and its weights, as released or as transformers writes it.
+//! Reads the files of a DeepSeek-V4 model: configuration and weights, as released or as transformers writes them.
 //!
 //! This crate is host code only and needs no device: `dsv4-kv`, `dsv4-kv-router` and the model take their weights from
 //! a [`ModelFiles`].
@@ -47,7 +47,7 @@
 //! |---|---|
 //! | `config` | [`Config`]: all of a `config.json` that a forward pass needs |
 //! | `model_files` | [`ModelFiles`]: tensors by released name, shape and type |
-//! | `files` | which files a checkpoint has |
+//! | `files` | which files a model has |
 //! | `mapped` | a memory-mapped file; the only `unsafe` code |
 //! | `catalogue` | the tensors of all files, under released names |
 //! | `names` | maps transformers' names to released names |

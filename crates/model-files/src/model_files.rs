@@ -27,10 +27,10 @@ pub struct Nvfp4Parts {
     pub scale: f32,
 }
 
-/// A checkpoint's directory: its configuration, and its memory-mapped weight files.
+/// A model's directory: its configuration, and its memory-mapped weight files.
 ///
 /// Opening reads only the headers of the files; a tensor is read when it is requested. The files must not change while
-/// the checkpoint is open.
+/// the model is open.
 ///
 /// Tensors have their released names (`layers.0.attn.wq_a.weight`), even if the files use other names. Weights of MTP
 /// layers have the prefixes `mtp.0.`, `mtp.1.` and so on, except in files that number these layers behind the others.
@@ -53,7 +53,7 @@ struct Read {
 const SCALES: [&str; 4] = ["scale", "weight_scale", "weight_scale_2", "weight_global_scale"];
 
 impl ModelFiles {
-    /// Opens the checkpoint in `directory`: `config.json`, and `model.safetensors` or the shards that
+    /// Opens the model in `directory`: `config.json`, and `model.safetensors` or the shards that
     /// `model.safetensors.index.json` lists. Tokens that end a text are also taken from `generation_config.json`, if
     /// there is one.
     ///
@@ -426,7 +426,7 @@ impl ModelFiles {
     }
 }
 
-/// The configuration of a checkpoint, with the end tokens of both files that may say some.
+/// The configuration of a model, with the end tokens of both files that may say some.
 fn read_config(directory: &Path) -> Result<Config, ModelFileError> {
     let refused = |path: &Path, source| ModelFileError::Config { path: path.into(), source };
     let path = directory.join("config.json");

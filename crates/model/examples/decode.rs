@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
-use dsv4_kv::kv_layout::attention::KeySplit;
+use dsv4_kv::kv_layout::attention::KeyCluster;
 use dsv4_kv_model::sample::GREEDY;
 use dsv4_kv_model::{Chunk, Engine, EngineLimits, Logits, Model};
 use dsv4_kv_model_files::ModelFiles;
@@ -41,13 +41,13 @@ fn run<B: Backend>(device: &Device<B>, model: Arc<Model>) -> Result<()> {
     let limits = EngineLimits {
         requests: 2,
         context: all,
-        cached_tokens: 2 * all.next_multiple_of(128),
-        step_tokens: all,
+        max_total_tokens: 2 * all.next_multiple_of(128),
+        max_step_tokens: all,
         max_draft: 0,
         checkpoints: 0,
         host_bytes: 0,
         event_capacity: 0,
-        attention_split: KeySplit::TwoBlocks,
+        attention_cluster: KeyCluster::TwoBlocks,
     };
     let vocabulary = model.config.vocab_size as usize;
     let prompt = (0..PROMPT).map(|at| (at * at % vocabulary) as u32).collect();

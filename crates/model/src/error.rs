@@ -22,6 +22,11 @@ pub enum ModelError {
     /// A prompt without tokens.
     #[error("the prompt is empty; a request needs a token to begin with")]
     EmptyPrompt,
+    /// A step's logits have a NaN: products of weights and activations have left the range of f32.
+    #[error(
+        "logits of the step are NaN: a product left the range of f32; check the model's weights"
+    )]
+    NotANumber,
     /// A bucket with more tokens than one tile of queries, which a graph attends at once.
     #[error("a bucket of {tokens} tokens is larger than the {most} that a layer's graph gathers")]
     BucketTooLarge {
@@ -47,5 +52,14 @@ pub enum ModelError {
 impl From<ModelFileError> for ModelError {
     fn from(error: ModelFileError) -> Self {
         Self::ModelFile(Box::new(error))
+    }
+}
+
+impl ModelError {
+    /// Whether a number of the step was NaN: in a router's logits, or in those of the model. That depends on the tokens
+    /// of a chunk, so other chunks of the same step may succeed without it.
+    #[must_use]
+    pub fn is_numerical(&self) -> bool {
+        matches!(self, Self::NotANumber | Self::Router(RouterError::Refused { .. }))
     }
 }

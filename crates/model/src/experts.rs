@@ -25,7 +25,8 @@ impl Expert {
         let (mut gate, up) = (self.gate.apply(x), self.up.apply(x));
         let limit = self.limit;
         gate.zip_mut_with(&up, |gate, up| {
-            let limited = gate.min(limit);
+            // Not `f32::min`, which takes the limit in place of a NaN.
+            let limited = if *gate > limit { limit } else { *gate };
             *gate = limited / (1.0 + (-limited).exp()) * up.clamp(-limit, limit);
         });
         self.down.apply(gate.view())
@@ -93,5 +94,6 @@ mod tests {
         assert_eq!(expert(10.0).apply(x.view()), expected);
         let expected = x.mapv(|x: f32| silu(20.0 * x) * (20.0 * x));
         assert_eq!(expert(f32::INFINITY).apply(x.view()), expected);
+        assert!(expert(10.0).apply(array![[f32::NAN, 0.0]].view())[[0, 0]].is_nan());
     }
 }

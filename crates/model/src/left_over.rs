@@ -7,7 +7,7 @@ use dsv4_kv_model_files::{ModelFileError, ModelFiles};
 const OF_ACTIVATIONS: [&str; 6] = ["input", "output", "q", "k", "v", "kv"];
 const PARAMETERS: [&str; 3] = ["scale", "zero_point", "global_scale"];
 
-/// What of a checkpoint is left over when a model is read.
+/// What of a model's files is left over when the model is read.
 pub(crate) struct LeftOver<'c> {
     pub model_files: &'c ModelFiles,
     /// Number of layers without MTP layers.

@@ -30,8 +30,8 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`model`], [`layer`], [`load`] | the weights, and how they are read from a checkpoint |
-//! | `left_over` | which tensors of a checkpoint need not be read |
+//! | [`model`], [`layer`], [`load`] | the weights, and how they are read from a model's files |
+//! | `left_over` | which tensors of a model need not be read |
 //! | [`hyper`] | the residual streams |
 //! | [`attention`], [`rotary`] | the parts of attention outside of the cache |
 //! | [`experts`] | the experts |

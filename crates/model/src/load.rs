@@ -1,4 +1,4 @@
-//! Loads a model from a checkpoint.
+//! Loads a model from its files.
 
 use dsv4_kv::{IndexerWeights, rope};
 use dsv4_kv_model_files::{Config, ModelFileError, ModelFiles};
@@ -18,11 +18,11 @@ use crate::norm::RmsNorm;
 use crate::rotary::Rotary;
 
 impl Model {
-    /// Reads all weights of a checkpoint, layer by layer. Calls `progress` after each layer with the number of layers
+    /// Reads all weights of a model, layer by layer. Calls `progress` after each layer with the number of layers
     /// read.
     ///
     /// Some tensors may be left over: those of MTP layers, also where these are numbered behind the other layers;
-    /// scales of activations and of cached keys, which are not quantised as the checkpoint would have it; and
+    /// scales of activations and of cached keys, which are not quantised as the files would have it; and
     /// frequencies of the rotary embedding, which follow from the configuration. Any other is refused as soon as its
     /// layer was read, or before all if `config.json` has no such layer.
     ///
@@ -62,7 +62,7 @@ impl Model {
     }
 }
 
-/// The tensors of a checkpoint whose names begin with `prefix`.
+/// The tensors of a model whose names begin with `prefix`.
 struct Tensors<'c> {
     model_files: &'c ModelFiles,
     config: &'c Config,

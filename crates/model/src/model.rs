@@ -12,7 +12,7 @@ use crate::norm::RmsNorm;
 /// A DeepSeek-V4 model in host memory, in f32: four bytes for each parameter.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// The checkpoint's configuration.
+    /// The model's configuration.
     pub config: Config,
     /// The configuration that all routers share.
     pub router: RouterConfig,

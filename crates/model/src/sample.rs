@@ -28,6 +28,17 @@ pub struct Picked {
     pub logprob: f32,
 }
 
+impl Picked {
+    /// This token, with its probability under `logits`, `[vocabulary]`.
+    ///
+    /// # Panics
+    /// If the token is outside the vocabulary.
+    #[must_use]
+    pub fn of(logits: ArrayView1<'_, f32>, token: u32) -> Self {
+        Self { token, logprob: logprob(logits, token) }
+    }
+}
+
 impl Sampling {
     /// Chooses the token at `position` from the logits of the token before it, `[vocabulary]`. Of equal logits the
     /// lower token id comes first. A NaN is chosen only if all logits are NaN or -infinity.
@@ -41,7 +52,7 @@ impl Sampling {
         } else {
             first_of_the_largest(logits)
         };
-        Picked { token, logprob: logprob(logits, token) }
+        Picked::of(logits, token)
     }
 
     fn draw(&self, logits: ArrayView1<'_, f32>, position: u32) -> u32 {
@@ -104,8 +115,7 @@ pub fn top_logprobs(logits: ArrayView1<'_, f32>, count: usize) -> Vec<Picked> {
     if count == 0 {
         return Vec::new();
     }
-    let picked = |token| Picked { token, logprob: logprob(logits, token) };
-    most_likely(logits).take(count).map(picked).collect()
+    most_likely(logits).take(count).map(|token| Picked::of(logits, token)).collect()
 }
 
 fn maximum(logits: ArrayView1<'_, f32>) -> f32 {

@@ -19,11 +19,11 @@ pub struct Continuation {
     pub drafts: usize,
     /// Number of most likely tokens that are reported with each generated token.
     pub top_logprobs: usize,
-    /// Whether logits are also computed for every token of the prompt.
+    /// Whether logits are also computed for every token of the prompt, as [`Sequence::score`] needs them.
     pub prompt_logits: bool,
 }
 
-/// A generated token.
+/// A token that was generated, or one of the prompt with the probability that the model gives it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
     /// The token and its log probability.
@@ -47,6 +47,9 @@ pub struct Sequence {
     tokens: Vec<u32>,
     prompt: usize,
     cached: usize,
+    /// Number of tokens of the prompt that need no score any more: the first, and those that [`Self::score`] has
+    /// returned.
+    scored: usize,
     continuation: Continuation,
     finish: Option<Finish>,
 }
@@ -82,7 +85,15 @@ impl Sequence {
         // Logits of the prompt are computed also where nothing is generated.
         let is_done = continuation.max_tokens == 0 && !continuation.prompt_logits;
         let finish = is_done.then_some(Finish::Length);
-        Some(Self { prompt: prompt.len(), tokens: prompt, cached: 0, continuation, finish })
+        Some(Self {
+            prompt: prompt.len(),
+            tokens: prompt,
+            cached: 0,
+            // The first token has no logits before it.
+            scored: 1,
+            continuation,
+            finish,
+        })
     }
 
     /// Its part of the next step, at most `budget` tokens: a chunk of the tokens that are not in the cache yet, or its
@@ -105,6 +116,30 @@ impl Sequence {
         let drafts = prompt_lookup::drafts(&self.tokens, most);
         let tokens = [left, drafts].concat();
         Work { tokens, logits: Logits::All, drafts: drafts.len() }
+    }
+
+    /// The tokens of the prompt whose probabilities are in the logits of `work`, `[tokens asked for, vocabulary]`, with
+    /// the most likely tokens at their positions. Each token but the first, which has no probability, is returned once,
+    /// in order, also if the request is computed again. Call it before [`Self::advance`]. Empty without
+    /// [`Continuation::prompt_logits`].
+    ///
+    /// # Panics
+    /// As [`Self::advance`].
+    pub fn score(&mut self, work: &Work, logits: ArrayView2<'_, f32>) -> Vec<Generated> {
+        if !self.continuation.prompt_logits {
+            return Vec::new();
+        }
+        // The row of a token has the probabilities of its successor.
+        let end = self.prompt.min(self.cached + work.tokens.len() + 1);
+        let scored = self.scored.min(end)..end;
+        self.scored = self.scored.max(end);
+        let first = self.cached + 1;
+        let score = |at: usize| {
+            let logits = logits.row(at - first);
+            let picked = Picked::of(logits, self.tokens[at]);
+            Generated { picked, top: top_logprobs(logits, self.continuation.top_logprobs) }
+        };
+        scored.map(score).collect()
     }
 
     /// Takes the logits of `work`, `[tokens asked for, vocabulary]`. Returns how many tokens of `work` are final, and
@@ -213,6 +248,43 @@ mod tests {
         let logits = Array2::from_shape_fn((3, 8), |at| f32::from(u8::from(is_next(at))));
         let (count, generated) = sequence.advance(&work, logits.view());
         (count, work.accepted_drafts(&generated))
+    }
+
+    /// A request that was restarted in the middle of its prompt scores the rest, and no token twice.
+    #[test]
+    fn each_token_of_the_prompt_is_scored_once() {
+        let prompt = vec![1, 2, 1, 3, 4];
+        let continuation = Continuation {
+            sampling: GREEDY,
+            max_tokens: 1,
+            end: Vec::new(),
+            drafts: 0,
+            top_logprobs: 1,
+            prompt_logits: true,
+        };
+        let rows = Array2::from_shape_fn((5, 8), |(row, token)| (row * token % 5) as f32);
+        let mut sequence = Sequence::new(prompt.clone(), continuation.clone()).expect("a prompt");
+        let mut scored = Vec::new();
+        for (tokens, restarts) in [(2, false), (1, true), (1, false), (3, false), (1, false)] {
+            let work = sequence.next(tokens);
+            let from = sequence.cached();
+            let logits = rows.slice(s![from..from + work.tokens.len(), ..]);
+            scored.extend(sequence.score(&work, logits));
+            sequence.advance(&work, logits);
+            if restarts {
+                sequence.restart();
+            }
+        }
+        assert_eq!(sequence.finish(), Some(Finish::Length));
+        let expected = (1..prompt.len()).map(|at| {
+            let logits = rows.row(at - 1);
+            Generated { picked: Picked::of(logits, prompt[at]), top: top_logprobs(logits, 1) }
+        });
+        assert_eq!(scored, Vec::from_iter(expected));
+        let without = Continuation { prompt_logits: false, ..continuation };
+        let mut sequence = Sequence::new(prompt, without).expect("a prompt");
+        let work = sequence.next(2);
+        assert!(sequence.score(&work, rows.slice(s![..0, ..])).is_empty());
     }
 
     /// A draft that ends the request does not become final, but was accepted.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub enum Text {
     /// One token per byte, for models with a vocabulary of 256.
     Bytes,
-    /// The tokenizer of the checkpoint's `tokenizer.json`.
+    /// The tokenizer of the model's `tokenizer.json`.
     #[cfg(feature = "tokenizers")]
     Tokenizer(Box<tokenizers::Tokenizer>),
 }
@@ -47,14 +47,14 @@ pub enum TextError {
 }
 
 impl Text {
-    /// The tokenizer of the checkpoint in `folder`: its `tokenizer.json`, or bytes for a vocabulary of 256.
+    /// The tokenizer of the model in `folder`: its `tokenizer.json`, or bytes for a vocabulary of 256.
     ///
     /// `tokenizer_config.json` is not read: the post-processor in `tokenizer.json` says which tokens begin a text.
     /// transformers 5 ignores the flag `add_bos_token` too.
     ///
     /// # Errors
     /// [`TextError`].
-    pub fn of_checkpoint(folder: &Path, vocabulary: u32) -> Result<Self, TextError> {
+    pub fn of_model(folder: &Path, vocabulary: u32) -> Result<Self, TextError> {
         let path = folder.join("tokenizer.json");
         match path.exists() {
             true => Self::from_file(path),
@@ -121,7 +121,8 @@ impl Text {
     }
 
     /// The bytes of a token, or the name of a special token. `None` if there is no such token.
-    fn bytes_or_special(&self, token: u32) -> Option<Vec<u8>> {
+    #[must_use]
+    pub fn bytes_or_special(&self, token: u32) -> Option<Vec<u8>> {
         match self {
             Self::Bytes => u8::try_from(token).ok().map(|byte| vec![byte]),
             #[cfg(feature = "tokenizers")]
@@ -311,7 +312,7 @@ mod tests {
         let path = folder.path().join("tokenizer.json");
         let read = |tokenizer: &tokenizers::Tokenizer| {
             tokenizer.save(&path, false).expect("room");
-            Text::of_checkpoint(folder.path(), 3)
+            Text::of_model(folder.path(), 3)
         };
         let mut tokenizer = byte_level(&[b"a", b"b", b"c"]);
         assert!(matches!(read(&tokenizer), Ok(Text::Tokenizer(_))));

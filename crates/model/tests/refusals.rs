@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions, Emulator, Null, NullDevice};
-use dsv4_kv::kv_layout::attention::KeySplit;
+use dsv4_kv::kv_layout::attention::KeyCluster;
 use dsv4_kv_model::generate::{Observer, Summary};
 use dsv4_kv_model::sample::GREEDY;
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated, Work};
@@ -17,13 +17,13 @@ use safetensors::SafeTensors;
 const LIMITS: EngineLimits = EngineLimits {
     requests: 1,
     context: 128,
-    cached_tokens: 128,
-    step_tokens: 8,
+    max_total_tokens: 128,
+    max_step_tokens: 8,
     max_draft: 0,
     checkpoints: 0,
     host_bytes: 0,
     event_capacity: 0,
-    attention_split: KeySplit::TwoBlocks,
+    attention_cluster: KeyCluster::TwoBlocks,
 };
 
 const CONTINUATION: Continuation = Continuation {
@@ -275,6 +275,22 @@ fn a_step_needs_tokens_of_the_vocabulary() {
     assert_eq!((ledger.committed(id).expect("a request"), ledger.free_blocks()), (0, 1));
 }
 
+/// A model whose products leave the range of f32 answers nothing.
+#[test]
+fn logits_are_numbers() {
+    let mut model = model();
+    model.head.weight.fill(f32::NAN);
+    let mut engine =
+        Engine::new(&NullDevice::null(1 << 34), Arc::new(model), LIMITS).expect("an engine");
+    let id = engine.admit().expect("a request");
+    for logits in [Logits::None, Logits::Last] {
+        let chunk = Chunk { id, tokens: &[1], logits };
+        let ran = engine.forward(&[chunk]).map(drop);
+        assert_eq!(matches!(ran, Err(ModelError::NotANumber)), logits == Logits::Last, "{ran:?}");
+    }
+    assert_eq!(engine.cache().ledger().committed(id).expect("a request"), 0);
+}
+
 /// Continues a prompt for which prompt lookup finds two drafts, in chunks of `chunk` tokens. Its last token is a chunk
 /// of its own, with the drafts.
 fn continued(limits: EngineLimits, continuation: Continuation, chunk: usize) -> Summary {
@@ -288,13 +304,13 @@ fn continued(limits: EngineLimits, continuation: Continuation, chunk: usize) -> 
 fn drafts_are_bounded_by_the_engine() {
     let continuation = |drafts| Continuation { max_tokens: 4, drafts, ..CONTINUATION };
     let tokens = continued(LIMITS, continuation(0), 4).tokens;
-    for (max_draft, step_tokens) in [(0, 8), (1, 8), (2, 2)] {
-        let limits = EngineLimits { max_draft, step_tokens, ..LIMITS };
-        let chunk = 4.min(step_tokens as usize);
+    for (max_draft, max_step_tokens) in [(0, 8), (1, 8), (2, 2)] {
+        let limits = EngineLimits { max_draft, max_step_tokens, ..LIMITS };
+        let chunk = 4.min(max_step_tokens as usize);
         let summary = continued(limits, continuation(31), chunk);
         assert_eq!(summary.tokens, tokens);
         assert_eq!(summary.drafts > 0, max_draft > 0, "{summary:?}");
-        let most = max_draft.min(step_tokens - 1);
+        let most = max_draft.min(max_step_tokens - 1);
         assert!(summary.drafts <= summary.steps * most, "{summary:?}");
     }
 }
@@ -303,8 +319,8 @@ fn drafts_are_bounded_by_the_engine() {
 /// blocks of both in the prefix tree.
 #[test]
 fn rejected_drafts_are_told_to_nobody() {
-    let limits = EngineLimits { requests: 2, step_tokens: 256, max_draft: 2, ..LIMITS };
-    let limits = EngineLimits { context: 256, cached_tokens: 1024, checkpoints: 4, ..limits };
+    let limits = EngineLimits { requests: 2, max_step_tokens: 256, max_draft: 2, ..LIMITS };
+    let limits = EngineLimits { context: 256, max_total_tokens: 1024, checkpoints: 4, ..limits };
     let (mut engine, _) = without_kernels(limits);
     let of = |factor: u32| Vec::from_iter((0..129_u32).map(|at| factor * at % 251));
     let [first, second] = [of(1), of(2)];

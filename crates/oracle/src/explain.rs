@@ -13,7 +13,7 @@ use crate::row::{EncodedRow, QUANTISED, RowFormat};
 const TOLERANCE: f64 = 5e-6;
 /// Most channels of an indexer key for which both roundings are tried, those nearest the middle first. On average fewer
 /// than three channels are within the tolerance of the middle; one key in 6,000 has more than this limit.
-const MOST_OPEN: usize = 10;
+const MAX_OPEN: usize = 10;
 
 /// The storage format.
 #[derive(Clone, Copy, Debug)]
@@ -179,7 +179,7 @@ pub fn roundings(x: &[f64], slack: f64) -> impl Iterator<Item = Vec<f64>> {
         (0..x.len()).filter(|&channel| most[channel] - least[channel] > 2.0 * slack).collect();
     let from_middle = |channel: usize| (x[channel] - (least[channel] + most[channel]) / 2.0).abs();
     open.sort_by(|&a, &b| from_middle(a).total_cmp(&from_middle(b)));
-    open.truncate(MOST_OPEN);
+    open.truncate(MAX_OPEN);
     (0..1_u32 << open.len()).map(move |choice| {
         let mut values = nearest.clone();
         for (bit, &channel) in open.iter().enumerate() {
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn of_many_channels_between_two_values_the_nearest_to_the_middle_are_tried() {
         // All these channels are within the tolerance of a middle, but only the last one is very close to it.
-        let mut x = vec![0.5 + 1.0 / 512.0 + 2e-4; MOST_OPEN];
+        let mut x = vec![0.5 + 1.0 / 512.0 + 2e-4; MAX_OPEN];
         x.resize(128, 0.5);
         let codec = Codec::Key(KeyFormat::Fp8);
         let stored = [-1e-5, 1e-5].map(|off| {

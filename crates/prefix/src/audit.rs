@@ -17,7 +17,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         for (key, node) in &self.nodes {
             self.audit_node(key, node)?;
             let (blocks, checkpoints) = (node.len, u32::from(node.checkpoint.is_some()));
-            let free = u32::from(node.holds == 0);
+            let free = u32::from(node.lock_ref == 0);
             counts.blocks += blocks;
             counts.checkpoints += checkpoints;
             counts.evictable_blocks += free * blocks;
@@ -45,11 +45,11 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     fn audit_node(&self, key: NodeKey, node: &Node<C>) -> Result<(), String> {
         let what = |wrong: &str| format!("{key:?}: {wrong}: {}", describe(node));
         let below = || self.nodes.iter().filter(|(_, child)| child.parent == Some(key));
-        let held = below().filter(|(_, child)| child.holds > 0).count() as u32;
+        let held = below().filter(|(_, child)| child.lock_ref > 0).count() as u32;
         let children = below().count() as u32;
-        let is_leaf = children == 0 && node.holds == 0;
+        let is_leaf = children == 0 && node.lock_ref == 0;
         let above = node.parent.map_or(0, |parent| self.nodes[parent].end());
-        let inner = node.holds == 0
+        let inner = node.lock_ref == 0
             && children > 0
             && node.checkpoint.is_some()
             && self.policy.is_expendable(&node.usage);
@@ -59,7 +59,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             ((node.len == 0) != node.root.is_some(), "blocks of a root, or none"),
             (node.root.is_some() == node.parent.is_some(), "a root with a parent, or none"),
             (node.children != children, "children"),
-            (node.holds != node.references + held, "holds"),
+            (node.lock_ref != node.references + held, "lock_ref"),
             (node.start != above, "start"),
             (node.is_listed != (leaf || expendable), "listed, or not"),
             (leaf != (is_leaf && node.root.is_none()), "a leaf that is not listed"),
@@ -77,14 +77,15 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(())
     }
 
-    /// Whether a segment's blocks are linked to each other and to the one above, and have the fingerprints of their paths.
+    /// Whether a segment's blocks are linked to each other and to the one above, and have the right prefix hashes.
     fn is_linked(&self, node: &Node<C>) -> bool {
         let above = |key: NodeKey| (self.nodes[key].last(), key);
         let Some((mut last, parent)) = node.parent.map(above) else { return node.ends.is_none() };
-        let (mut next, mut count, mut path) = (node.first(), 0, self.path_at(parent, last));
+        let (mut next, mut count) = (node.first(), 0);
+        let mut prefix_hash = self.prefix_hash_at(parent, last);
         while let Some((key, cell)) = next.and_then(|key| Some((key, self.cells.get(key)?))) {
-            path = self.hasher.hash_one((path, self.cells.tokens(key)));
-            if (cell.above, cell.path) != (last, path) {
+            prefix_hash = self.hasher.hash_one((prefix_hash, self.cells.tokens(key)));
+            if (cell.above, cell.prefix_hash) != (last, prefix_hash) {
                 return false;
             }
             (last, next, count) = (next, cell.below, count + 1);
@@ -95,13 +96,13 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
 
 fn describe<C>(node: &Node<C>) -> String {
     format!(
-        "blocks {}..{}, parent {:?}, {} children, {} references, {} holds, listed {}, checkpoint {}, usage {:?}",
+        "blocks {}..{}, parent {:?}, {} children, {} references, lock_ref {}, listed {}, checkpoint {}, usage {:?}",
         node.start,
         node.end(),
         node.parent,
         node.children,
         node.references,
-        node.holds,
+        node.lock_ref,
         node.is_listed,
         node.checkpoint.is_some(),
         node.usage,

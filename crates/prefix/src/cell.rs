@@ -21,8 +21,8 @@ pub(crate) struct Cell<B> {
     pub above: Option<CellKey>,
     /// The block after it in its segment.
     pub below: Option<CellKey>,
-    /// Fingerprint of all tokens down to its end.
-    pub path: u64,
+    /// Hash of the root's key and of all tokens down to its end.
+    pub prefix_hash: u64,
 }
 
 /// All blocks. Tokens are stored apart from cells, so that a match can find the next tokens while it compares.

@@ -10,13 +10,13 @@
 //! ```
 //! use dsv4_kv_prefix::{Drained, Event, EventBatch, EventSource, Limits, PrefixTree, RootKey, ScoredLru};
 //!
-//! let limits = Limits { block_bytes: 10, checkpoint_bytes: 80, lease_bytes: 0, remembered: 0, room: 16 };
+//! let limits = Limits { block_bytes: 10, checkpoint_bytes: 80, lease_bytes: 0, remembered: 0, reserved_blocks: 16 };
 //! let mut tree = PrefixTree::<u32, (), _, 4>::new(limits, ScoredLru { capacity: 1000 });
 //! tree.log_events(16);
 //! let mut batch = EventBatch::with_capacity(tree.event_capacity());
 //!
 //! let root = RootKey::new(b"tenant", b"", b"model");
-//! let mut at = tree.adopt(&root, &[]).reference;
+//! let mut at = tree.match_and_lock(&root, &[]).reference;
 //! tree.extend(&mut at, &[[1, 2, 3, 4], [5, 6, 7, 8]], |i| i as u32, |_| ())?;
 //! assert_eq!(tree.drain_events(&mut batch), Drained::Events);
 //! let stored: Vec<_> = batch.iter().collect();
@@ -305,15 +305,20 @@ mod tests {
     type Tree = PrefixTree<(), (), ScoredLru, 1>;
 
     fn tree() -> Tree {
-        let limits =
-            Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes: 0, remembered: 0, room: 64 };
+        let limits = Limits {
+            block_bytes: 1,
+            checkpoint_bytes: 1,
+            lease_bytes: 0,
+            remembered: 0,
+            reserved_blocks: 64,
+        };
         let mut tree = Tree::new(limits, ScoredLru { capacity: 100 });
         tree.log_events(16);
         tree
     }
 
     fn compute(tree: &mut Tree, tokens: &[[u32; 1]]) -> Reference {
-        let mut at = tree.adopt(&RootKey::new(b"", b"", b""), &[]).reference;
+        let mut at = tree.match_and_lock(&RootKey::new(b"", b"", b""), &[]).reference;
         tree.extend(&mut at, tokens, |_| (), drop).unwrap();
         at
     }

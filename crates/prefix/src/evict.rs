@@ -74,7 +74,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         node.is_listed = false;
         if let Some(checkpoint) = node.checkpoint.take() {
             self.counts.checkpoints -= 1;
-            self.counts.evictable_checkpoints -= u32::from(node.holds == 0);
+            self.counts.evictable_checkpoints -= u32::from(node.lock_ref == 0);
             self.stats.evicted_checkpoints += 1;
             freed(Freed::Checkpoint(checkpoint));
         }

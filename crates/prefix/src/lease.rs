@@ -77,7 +77,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             return Err(PinRefused::OverBudget { needed, held, budget });
         }
         if !made(Mistake::LeaseIgnored) {
-            self.refer(walk.hit);
+            self.lock(walk.hit);
         }
         self.leased_bytes += needed;
         let number = self.next_lease;
@@ -112,7 +112,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let Some(entry) = self.leases.remove(&number) else { return false };
         self.leased_bytes -= entry.bytes;
         if !made(Mistake::LeaseIgnored) {
-            self.let_go(entry.node, freed);
+            self.unlock(entry.node, freed);
         }
         true
     }
@@ -127,11 +127,16 @@ mod tests {
     /// A lease that has expired does not end the one that was taken after it.
     #[test]
     fn an_expired_lease_ends_no_other() {
-        let limits =
-            Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes: 2, remembered: 0, room: 1 };
+        let limits = Limits {
+            block_bytes: 1,
+            checkpoint_bytes: 1,
+            lease_bytes: 2,
+            remembered: 0,
+            reserved_blocks: 1,
+        };
         let mut tree = PrefixTree::<u32, u32, _, 2>::new(limits, Lru);
         let root = RootKey::new(b"", b"", b"");
-        let mut at = tree.adopt(&root, &[]).reference;
+        let mut at = tree.match_and_lock(&root, &[]).reference;
         tree.extend(&mut at, &[[1, 2]], |_| 0, drop).unwrap();
         tree.attach(&at, 1, Origin::Prompt, 0).unwrap();
         tree.release(at, drop).unwrap();

@@ -10,29 +10,46 @@
 //! |---|---|
 //! | [`tree`] | [`PrefixTree`]: segments, and matching |
 //! | [`root`] | [`RootKey`]: which requests may share prefixes |
-//! | [`mod@reference`] | [`Reference`]: protects the path that a request uses; adopting and releasing |
+//! | [`mod@reference`] | [`Reference`]: protects the path that a request uses; matching a prompt, releasing |
 //! | [`register`] | blocks and checkpoints enter the tree |
-//! | [`place`] | the place of a checkpoint, without protecting it; the tokens of a path |
-//! | [`placement`] | where a prompt's checkpoints are taken |
+//! | [`weak_checkpoint`] | [`WeakCheckpoint`]: names a checkpoint, without protecting it; the tokens of a path |
+//! | [`checkpoint_positions`] | [`Placement`]: the positions of a prompt at which checkpoints are taken |
 //! | [`policy`] | which leaf is evicted first |
 //! | [`evict`] | eviction, all or nothing |
 //! | [`lease`] | prefixes that are kept until a time |
 //! | [`event`], `log` | log of stored and removed blocks, for routers and other indexes |
-//! | [`stats`], `memory` | counts of reused tokens, and of others by reason; evicted blocks that are remembered to tell the reason |
+//! | [`stats`], `remembered` | counts of reused tokens, and of others by reason; evicted blocks that are remembered to tell the reason |
 //! | `node`, `cell`, `serial`, `order` | segments, blocks, serial numbers of blocks, segments by rank |
 //! | `audit` | everything counted again, for tests |
+//!
+//! The same things in SGLang's RadixAttention and in vLLM:
+//!
+//! | here | SGLang | vLLM |
+//! |---|---|---|
+//! | segment | `TreeNode` | none: blocks are in a hash table |
+//! | [`PrefixTree::match_and_lock`] | `match_prefix`, then `inc_lock_ref` | `get_computed_blocks`, then `touch` |
+//! | [`Reference`]; `lock_ref` of a segment, 0 if it can be evicted | a request's `last_node`; `lock_ref` | `ref_cnt` of a block |
+//! | [`PrefixTree::extend`] | `insert`, in `cache_unfinished_req` | `cache_full_blocks` |
+//! | [`PrefixTree::release`] | `dec_lock_ref` | `free` |
+//! | `prefix_hash` of a block | none | `BlockHash` |
+//! | salt and adapter of a [`RootKey`] | `extra_key` | `cache_salt`, LoRA name |
+//! | checkpoint | Mamba state of a node (`mamba_value`) | block of a Mamba KV-cache group |
+//! | [`Origin::Branch`], [`Placement::branch_points`] | `mamba_branching_seqlen` | none |
+//!
+//! SGLang's `lock_ref` counts every lock at or below a node. Here a segment counts its own references and leases, and each
+//! child with a `lock_ref` above 0 once: both are 0 for the same nodes.
 //!
 //! ```
 //! use dsv4_kv_prefix::{Freed, Limits, Origin, PrefixTree, RootKey, ScoredLru};
 //!
-//! let limits =
-//!     Limits { block_bytes: 449_824, checkpoint_bytes: 3_719_168, lease_bytes: 0, remembered: 64, room: 64 };
+//! let (block_bytes, checkpoint_bytes) = (449_824, 3_719_168);
+//! let limits = Limits { block_bytes, checkpoint_bytes, lease_bytes: 0, remembered: 64, reserved_blocks: 64 };
 //! // Blocks are numbers here, and checkpoints letters; a block has 4 tokens.
 //! let mut tree = PrefixTree::<u32, char, _, 4>::new(limits, ScoredLru { capacity: 1 << 30 });
 //! let root = RootKey::new(b"tenant", b"", b"model");
 //!
 //! // The first request finds nothing, computes its prompt, and registers its two whole blocks.
-//! let first = tree.adopt(&root, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+//! let first = tree.match_and_lock(&root, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
 //! assert_eq!(first.reused, 0);
 //! let mut at = first.reference;
 //! let mut freed = Vec::new();
@@ -42,7 +59,7 @@
 //! assert!(freed.is_empty());
 //!
 //! // The second one has the same first eight tokens: it goes on from the checkpoint behind them.
-//! let second = tree.adopt(&root, &[1, 2, 3, 4, 5, 6, 7, 8, 10, 11]);
+//! let second = tree.match_and_lock(&root, &[1, 2, 3, 4, 5, 6, 7, 8, 10, 11]);
 //! assert_eq!(second.reused, 8);
 //! assert_eq!(tree.checkpoint(&second.reference)?, Some(&'c'));
 //! tree.release(second.reference, |b| freed.push(b))?;
@@ -53,33 +70,33 @@
 
 mod audit;
 mod cell;
+pub mod checkpoint_positions;
 pub mod event;
 pub mod evict;
 pub mod lease;
 mod log;
-mod memory;
 #[doc(hidden)]
 pub mod mistake;
 mod node;
 mod order;
-pub mod place;
-pub mod placement;
 pub mod policy;
 pub mod reference;
 pub mod register;
+mod remembered;
 pub mod root;
 mod serial;
 pub mod stats;
 pub mod tree;
+pub mod weak_checkpoint;
 
+pub use checkpoint_positions::{Checkpoints, Placement};
 pub use event::{Drained, Event, EventBatch, EventSource, Reading, Serial, Stored};
 pub use evict::{Need, NotEvictable};
 pub use lease::{Lease, PinRefused};
-pub use place::{Path, Place};
-pub use placement::{Checkpoints, Placement};
 pub use policy::{Lru, Origin, Policy, ScoredLru, Usage};
-pub use reference::{Adopted, Foreign, Reference};
+pub use reference::{Foreign, PrefixMatch, Reference};
 pub use register::NotTaken;
 pub use root::RootKey;
 pub use stats::ReuseStats;
 pub use tree::{Counts, Freed, Limits, Lookup, PrefixTree};
+pub use weak_checkpoint::{Path, WeakCheckpoint};

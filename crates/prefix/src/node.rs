@@ -23,8 +23,8 @@ pub(crate) struct LeaseEntry {
 #[derive(Debug)]
 pub(crate) struct Root {
     pub key: RootKey,
-    /// Fingerprint of the key.
-    pub path: u64,
+    /// Hash of the key: the prefix hash before the first block.
+    pub root_hash: u64,
 }
 
 /// A segment, that is a run of blocks without a branch; or a root, which has no blocks.
@@ -48,8 +48,8 @@ pub(crate) struct Node<C> {
     pub last_child: Option<NodeKey>,
     /// Number of references and leases that were taken in it.
     pub references: u32,
-    /// `references`, plus the number of children with holds. Only a node without holds can be evicted.
-    pub holds: u32,
+    /// `references`, plus the number of children whose `lock_ref` is not 0. Only a node with 0 can be evicted.
+    pub lock_ref: u32,
     /// Whether it is in `leaves` or `expendable` of the tree.
     pub is_listed: bool,
 }
@@ -69,7 +69,7 @@ impl<C> Node<C> {
             children: 0,
             last_child: None,
             references: 0,
-            holds: 0,
+            lock_ref: 0,
             is_listed: false,
         }
     }

@@ -5,8 +5,8 @@
 pub enum Origin {
     /// The last boundary before the end of a prompt.
     Prompt,
-    /// Where two prompts diverge.
-    Junction,
+    /// A branch point: where two prompts diverge.
+    Branch,
     /// A multiple of the interval.
     Interval,
     /// The last boundary before the end of an answer.
@@ -15,7 +15,7 @@ pub enum Origin {
 
 impl Origin {
     /// All origins, in the order of [`Self::index`].
-    pub const ALL: [Self; 4] = [Self::Prompt, Self::Junction, Self::Interval, Self::Output];
+    pub const ALL: [Self; 4] = [Self::Prompt, Self::Branch, Self::Interval, Self::Output];
 
     /// Its place in [`Self::ALL`].
     #[must_use]

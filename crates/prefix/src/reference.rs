@@ -38,10 +38,10 @@ impl Reference {
 #[error("this belongs to another prefix tree")]
 pub struct Foreign;
 
-/// The place from which a prompt continues.
+/// What a prompt reuses, and the reference that protects it.
 #[derive(Debug)]
 #[must_use = "its reference holds blocks"]
-pub struct Adopted {
+pub struct PrefixMatch {
     /// To the end of the reused blocks.
     pub reference: Reference,
     /// Tokens that are not computed again. They end at a checkpoint; 0 without one.
@@ -51,14 +51,14 @@ pub struct Adopted {
 }
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// Returns a reference to the deepest checkpoint that the tree has of `prompt`, and counts why the rest is
-    /// not reused.
-    pub fn adopt(&mut self, root: &RootKey, prompt: &[u32]) -> Adopted {
+    /// Finds the deepest checkpoint that the tree has of `prompt`, and protects the path down to it. Counts a use of it,
+    /// and why the rest of the prompt is not reused.
+    pub fn match_and_lock(&mut self, root: &RootKey, prompt: &[u32]) -> PrefixMatch {
         let root = self.root_or_new(root);
         let blocks = whole_blocks(prompt);
         let walk = self.walk(root, blocks);
-        let path = self.path_at(walk.node, walk.cell);
-        let evicted = self.evicted_behind(path, &blocks[walk.depth as usize..]);
+        let prefix_hash = self.prefix_hash_at(walk.node, walk.cell);
+        let evicted = self.evicted_behind(prefix_hash, &blocks[walk.depth as usize..]);
         let elsewhere = if walk.depth == 0 { self.in_another_root(root, blocks) } else { 0 };
         let elsewhere = elsewhere.max(evicted) - evicted;
         let stats = &mut self.stats;
@@ -68,37 +68,37 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         stats.prompt_tokens += len;
         stats.reused += in_tokens(walk.hit_depth);
         stats.no_checkpoint += in_tokens(walk.depth - walk.hit_depth);
-        stats.evicted += in_tokens(evicted);
+        stats.missed_by_eviction += in_tokens(evicted);
         stats.other_root += in_tokens(elsewhere);
-        stats.diverged += in_tokens(blocks - walk.depth - evicted - elsewhere);
-        stats.partial += len - in_tokens(blocks);
+        stats.never_seen += in_tokens(blocks - walk.depth - evicted - elsewhere);
+        stats.tail += len - in_tokens(blocks);
         if walk.hit_depth > 0 {
             stats.hits += 1;
             stats.hits_by_origin[self.nodes[walk.hit].usage.origin.index()] += 1;
         }
-        let reference = self.reference(walk.hit, walk.hit_depth, walk.hit_cell);
+        let reference = self.lock_at(walk.hit, walk.hit_depth, walk.hit_cell);
         self.touch(walk.hit);
         let [reused, matched] = [walk.hit_depth, walk.depth].map(tokens::<T>);
-        Adopted { reference, reused, matched }
+        PrefixMatch { reference, reused, matched }
     }
 
     /// One more reference at the same place, for a request that continues from the same tokens.
     ///
     /// # Errors
     /// [`Foreign`].
-    pub fn refer_again(&mut self, at: &Reference) -> Result<Reference, Foreign> {
-        let place = self.place_of(at, at.depth)?;
-        Ok(self.reference(place, at.depth, at.cell))
+    pub fn lock_again(&mut self, at: &Reference) -> Result<Reference, Foreign> {
+        let segment = self.segment_of(at, at.depth)?;
+        Ok(self.lock_at(segment, at.depth, at.cell))
     }
 
-    /// Counts a use of the path to a reference, by a prompt that continued from another tree. [`Self::adopt`] counts
-    /// its own use.
+    /// Counts a use of the path to a reference, by a prompt that continued from another tree.
+    /// [`Self::match_and_lock`] counts its own use.
     ///
     /// # Errors
     /// [`Foreign`].
     pub fn touch_at(&mut self, at: &Reference) -> Result<(), Foreign> {
-        let place = self.place_of(at, at.depth)?;
-        self.touch(place);
+        let segment = self.segment_of(at, at.depth)?;
+        self.touch(segment);
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// # Errors
     /// [`Foreign`].
     pub fn checkpoint(&self, at: &Reference) -> Result<Option<&C>, Foreign> {
-        let node = &self.nodes[self.place_of(at, at.depth)?];
+        let node = &self.nodes[self.segment_of(at, at.depth)?];
         Ok(node.checkpoint.as_ref().filter(|_| node.end() == at.depth))
     }
 
@@ -131,7 +131,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         mut freed: impl FnMut(Freed<B, C>),
     ) -> Result<(), Foreign> {
         self.check(&reference)?;
-        self.let_go(reference.node, &mut freed);
+        self.unlock(reference.node, &mut freed);
         Ok(())
     }
 
@@ -140,25 +140,25 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     }
 
     /// The segment at or above `at` that the last of the first `depth` blocks belongs to.
-    pub(crate) fn place_of(&self, at: &Reference, depth: u32) -> Result<NodeKey, Foreign> {
+    pub(crate) fn segment_of(&self, at: &Reference, depth: u32) -> Result<NodeKey, Foreign> {
         self.check(at)?;
-        let mut place = at.node;
+        let mut segment = at.node;
         while let (true, Some(parent)) =
-            (depth <= self.nodes[place].start, self.nodes[place].parent)
+            (depth <= self.nodes[segment].start, self.nodes[segment].parent)
         {
-            place = parent;
+            segment = parent;
         }
-        Ok(place)
+        Ok(segment)
     }
 
-    /// A new reference.
-    pub(crate) fn reference(
+    /// A new reference, which protects the path down to it.
+    pub(crate) fn lock_at(
         &mut self,
         node: NodeKey,
         depth: u32,
         cell: Option<CellKey>,
     ) -> Reference {
-        self.refer(node);
+        self.lock(node);
         Reference { tree: self.id, node, depth, cell }
     }
 
@@ -170,15 +170,15 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         freed: &mut impl FnMut(Freed<B, C>),
     ) {
         if at.node != node {
-            self.refer(node);
+            self.lock(node);
             let left = std::mem::replace(&mut at.node, node);
-            self.let_go(left, freed);
+            self.unlock(left, freed);
         }
         (at.depth, at.cell) = (depth, cell);
     }
 
-    /// Counts one more reference to a node.
-    pub(crate) fn refer(&mut self, node: NodeKey) {
+    /// Counts one more reference to a node, and protects the nodes from there up to the root.
+    pub(crate) fn lock(&mut self, node: NodeKey) {
         self.nodes[node].references += 1;
         if made(Mistake::ReferencedEvicted) && self.nodes[node].checkpoint.is_some() {
             return;
@@ -186,8 +186,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let mut next = Some(node);
         while let Some(key) = next {
             let node = &mut self.nodes[key];
-            node.holds += 1;
-            if node.holds > 1 {
+            node.lock_ref += 1;
+            if node.lock_ref > 1 {
                 return;
             }
             self.counts.evictable_blocks -= node.len;
@@ -197,18 +197,18 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Counts one reference less, and frees the segments that are no longer needed.
-    pub(crate) fn let_go(&mut self, node: NodeKey, freed: &mut impl FnMut(Freed<B, C>)) {
+    /// Counts one reference less, and frees the segments that are no longer protected or needed.
+    pub(crate) fn unlock(&mut self, node: NodeKey, freed: &mut impl FnMut(Freed<B, C>)) {
         let Some(left) = self.nodes.get_mut(node) else { return };
         left.references -= 1;
-        if made(Mistake::ReferencedEvicted) && left.holds == 0 {
+        if made(Mistake::ReferencedEvicted) && left.lock_ref == 0 {
             return;
         }
         let mut next = Some(node);
         while let Some(key) = next {
             let node = &mut self.nodes[key];
-            node.holds -= 1;
-            if node.holds > 0 {
+            node.lock_ref -= 1;
+            if node.lock_ref > 0 {
                 break;
             }
             self.counts.evictable_blocks += node.len;
@@ -233,7 +233,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Frees a segment without holds, children and checkpoint, and those above it that become such. Lists
+    /// Frees an unprotected segment without children and checkpoint, and those above it that become such. Lists
     /// the first one that stays if it is now an unreferenced leaf.
     pub(crate) fn settle(
         &mut self,
@@ -243,7 +243,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     ) {
         loop {
             let node = &mut self.nodes[key];
-            if node.holds > 0 || node.children > 0 {
+            if node.lock_ref > 0 || node.children > 0 {
                 return;
             }
             let left = made(Mistake::NothingTrimmed) && !evicted && node.root.is_none();
@@ -285,7 +285,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         for _ in 0..node.len {
             let Some(cell) = next.and_then(|key| self.cells.remove(key)) else { break };
             if evicted {
-                self.evicted.insert(cell.path, ());
+                self.evicted.insert(cell.prefix_hash, ());
             }
             next = cell.above;
             freed(Freed::Block(cell.block));
@@ -308,11 +308,11 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Number of the blocks after a path that were in the tree and were evicted, as far as that is remembered.
-    fn evicted_behind(&self, path: u64, blocks: &[[u32; T]]) -> u32 {
-        let behind = blocks.iter().scan(path, |path, block| {
-            *path = self.hasher.hash_one((*path, block));
-            self.evicted.get(*path)
+    /// Number of the blocks after a prefix that were in the tree and were evicted, as far as that is remembered.
+    fn evicted_behind(&self, prefix_hash: u64, blocks: &[[u32; T]]) -> u32 {
+        let behind = blocks.iter().scan(prefix_hash, |prefix_hash, block| {
+            *prefix_hash = self.hasher.hash_one((*prefix_hash, block));
+            self.evicted.get(*prefix_hash)
         });
         behind.count() as u32
     }

@@ -5,11 +5,11 @@ use std::hash::BuildHasher;
 use crate::cell::{Cell, CellKey};
 use crate::mistake::{Mistake, made};
 use crate::node::{Node, NodeKey};
-use crate::place::Place;
 use crate::policy::{Origin, Policy};
 use crate::reference::{Foreign, Reference};
 use crate::serial::Serial;
 use crate::tree::{Freed, PrefixTree};
+use crate::weak_checkpoint::WeakCheckpoint;
 
 /// A checkpoint that the tree did not take.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         mut take: impl FnMut(usize) -> B,
         mut freed: impl FnMut(Freed<B, C>),
     ) -> Result<usize, Foreign> {
-        let (mut node, mut depth, mut last) = (self.place_of(at, at.depth)?, at.depth, at.cell);
+        let (mut node, mut depth, mut last) = (self.segment_of(at, at.depth)?, at.depth, at.cell);
         let mut known = 0;
         let mut taken = 0;
         while known < tokens.len() {
@@ -65,7 +65,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(taken)
     }
 
-    /// Gives the tree a checkpoint at the end of the first `blocks` blocks above `at`; returns its place.
+    /// Gives the tree a checkpoint at the end of the first `blocks` blocks above `at`.
     ///
     /// # Errors
     /// [`NotTaken`], with the checkpoint, if there is one already, if `blocks` is 0 or more than there are above `at`,
@@ -76,27 +76,27 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         blocks: u32,
         origin: Origin,
         checkpoint: C,
-    ) -> Result<Place, NotTaken<C>> {
-        let place = self.place_of(at, blocks);
-        let Ok(mut place) = place else { return Err(NotTaken(checkpoint)) };
+    ) -> Result<WeakCheckpoint, NotTaken<C>> {
+        let segment = self.segment_of(at, blocks);
+        let Ok(mut segment) = segment else { return Err(NotTaken(checkpoint)) };
         if blocks == 0 || blocks > at.depth {
             return Err(NotTaken(checkpoint));
         }
-        if blocks < self.nodes[place].end() {
+        if blocks < self.nodes[segment].end() {
             let last = self.cells.upward(at.cell).nth((at.depth - blocks) as usize);
-            place = self.split(place, (blocks, last));
+            segment = self.split(segment, (blocks, last));
         }
-        if self.nodes[place].checkpoint.is_some() {
+        if self.nodes[segment].checkpoint.is_some() {
             return Err(NotTaken(checkpoint));
         }
         self.admitted_bytes = self.admitted_bytes.saturating_add(self.limits.checkpoint_bytes);
         let usage = self.usage_now(origin);
-        let node = &mut self.nodes[place];
+        let node = &mut self.nodes[segment];
         node.checkpoint = Some(checkpoint);
         node.usage = usage;
         self.counts.checkpoints += 1;
-        self.counts.evictable_checkpoints += u32::from(node.holds == 0);
-        Ok(Place { tree: self.id, node: place })
+        self.counts.evictable_checkpoints += u32::from(node.lock_ref == 0);
+        Ok(WeakCheckpoint { tree: self.id, node: segment })
     }
 
     /// Adds new blocks after the end of a segment. Returns the segment that has them, and the last of them. `is_own`:
@@ -111,8 +111,10 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.admitted_bytes = self.admitted_bytes.saturating_add(bytes);
         self.counts.blocks += len;
         let last = self.nodes[parent].last();
-        let path = self.path_at(parent, last);
-        let Some(ends) = self.link((path, last), tokens, take) else { return (parent, last) };
+        let prefix_hash = self.prefix_hash_at(parent, last);
+        let Some(ends) = self.link((prefix_hash, last), tokens, take) else {
+            return (parent, last);
+        };
         let above = &mut self.nodes[parent];
         let open = above.children == 0 && above.checkpoint.is_none() && above.root.is_none();
         if let (true, Some((_, last))) =
@@ -138,21 +140,21 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         (key, Some(ends.1))
     }
 
-    /// Creates cells for blocks after a block with the fingerprint `path`, linked to it and to each other. Returns the
+    /// Creates cells for blocks after a block with this prefix hash, linked to it and to each other. Returns the
     /// first and the last.
     fn link(
         &mut self,
-        (mut path, mut above): (u64, Option<CellKey>),
+        (mut prefix_hash, mut above): (u64, Option<CellKey>),
         tokens: &[[u32; T]],
         take: impl FnMut(usize) -> B,
     ) -> Option<(CellKey, CellKey)> {
         let mut ends: Option<(CellKey, CellKey)> = None;
         for (tokens, block) in tokens.iter().zip((0..tokens.len()).map(take)) {
-            path = self.hasher.hash_one((path, tokens));
+            prefix_hash = self.hasher.hash_one((prefix_hash, tokens));
             // A block that is registered again no longer counts as evicted.
-            self.evicted.remove(path);
+            self.evicted.remove(prefix_hash);
             let serial = Serial::take(&mut self.next_serial);
-            let cell = Cell { block, serial, above, below: None, path };
+            let cell = Cell { block, serial, above, below: None, prefix_hash };
             let key = self.cells.insert(tokens, cell);
             if let Some((_, last)) = ends {
                 self.cells[last].below = Some(key);
@@ -182,7 +184,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let checkpoint = node.checkpoint.take_if(|_| made(Mistake::SplitMovesCheckpoint));
         node.ends = Some((lower, end));
         (node.start, node.len) = (depth, node.end() - depth);
-        let holds = u32::from(node.holds > 0);
+        let lock_ref = u32::from(node.lock_ref > 0);
         let upper = self.nodes.insert(Node {
             parent,
             root: None,
@@ -194,7 +196,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             children: 1,
             last_child: None,
             references: 0,
-            holds,
+            lock_ref,
             is_listed: false,
         });
         self.nodes[key].parent = Some(upper);

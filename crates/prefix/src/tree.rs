@@ -9,11 +9,11 @@ use slotmap::{Key, SlotMap};
 
 use crate::cell::{CellKey, Cells, same};
 use crate::event::EventLog;
-use crate::memory::Remembered;
 use crate::mistake::{Mistake, made};
 use crate::node::{LeaseEntry, Node, NodeKey, Root};
 use crate::order::Order;
 use crate::policy::{Origin, Policy, Usage};
+use crate::remembered::Remembered;
 use crate::root::RootKey;
 use crate::stats::ReuseStats;
 
@@ -35,7 +35,7 @@ pub struct Limits {
     /// Number of blocks for which memory is reserved. With at most that many blocks, the tree allocates only for leases
     /// and for roots without a block. Reserved are the tokens of each block and about 500 bytes more; the operating
     /// system commits only the pages that are used.
-    pub room: u32,
+    pub reserved_blocks: u32,
 }
 
 /// Counts of the contents of a tree.
@@ -100,9 +100,9 @@ pub struct PrefixTree<B, C, P, const T: usize> {
     pub(crate) counts: Counts,
     /// Bytes that were ever given to the tree, and one more for each hit: the clock of [`Usage::last_use`].
     pub(crate) admitted_bytes: u64,
-    /// Fingerprints of evicted blocks.
+    /// Prefix hashes of evicted blocks.
     pub(crate) evicted: Remembered<()>,
-    /// Which root has a first block, by a fingerprint without the root.
+    /// Which root has a first block, by a hash without the root.
     pub(crate) first_blocks: Remembered<NodeKey>,
     pub(crate) stats: ReuseStats,
     /// The event log; `None` if events are not logged.
@@ -134,26 +134,26 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     pub fn new(limits: Limits, policy: P) -> Self {
         const { assert!(T > 0 && T <= u16::MAX as usize, "a block has tokens") };
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let room = limits.room as usize;
-        // A segment has at least one block, and a root one segment. Tables get twice the room, so that they rehash in
+        let reserved = limits.reserved_blocks as usize;
+        // A segment has at least one block, and a root one segment. Tables get twice as much, so that they rehash in
         // place after removals.
         let mut nodes = SlotMap::with_key();
         let (mut children, mut roots) = (HashTable::new(), HashMap::default());
         // If the reservation fails, they grow on demand.
-        let _ = nodes.try_reserve(2 * room).is_ok()
-            && children.try_reserve(2 * room, |_| 0).is_ok()
-            && roots.try_reserve(2 * room).is_ok();
+        let _ = nodes.try_reserve(2 * reserved).is_ok()
+            && children.try_reserve(2 * reserved, |_| 0).is_ok()
+            && roots.try_reserve(2 * reserved).is_ok();
         Self {
             id: TreeId(NEXT.fetch_add(1, Ordering::Relaxed)),
             limits,
             policy,
-            cells: Cells::new(room),
+            cells: Cells::new(reserved),
             nodes,
             roots,
             children,
             hasher: DefaultHashBuilder::default(),
-            leaves: Order::new(room),
-            expendable: Order::new(room),
+            leaves: Order::new(reserved),
+            expendable: Order::new(reserved),
             leases: BTreeMap::new(),
             next_lease: 0,
             leased_bytes: 0,
@@ -167,7 +167,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// The part of a prompt that the tree has. Adopts, counts and allocates nothing.
+    /// The part of a prompt that the tree has. Protects, counts and allocates nothing.
     #[must_use]
     pub fn lookup(&self, root: &RootKey, prompt: &[u32]) -> Lookup {
         let found = self.root(root).map(|root| self.walk(root, whole_blocks(prompt)));
@@ -177,16 +177,16 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         })
     }
 
-    /// Of the blocks that [`Self::adopt`] would reuse of a prompt, those that are referenced already. Adopting these
-    /// leaves the number of evictable blocks as it is. Adopts, counts and allocates nothing.
+    /// Of the blocks that [`Self::match_and_lock`] would reuse of a prompt, those that are referenced already: matching
+    /// the prompt does not lower the number of evictable blocks by these. Protects, counts and allocates nothing.
     #[must_use]
     pub fn referenced(&self, root: &RootKey, prompt: &[u32]) -> u32 {
         let Some(root) = self.root(root) else { return 0 };
         let walk = self.walk(root, whole_blocks(prompt));
         let up = |&key: &NodeKey| self.nodes[key].parent;
-        // All segments above one with holds have holds too.
+        // All segments above a protected one are protected too.
         let mut path = std::iter::successors(Some(walk.hit), up);
-        let held = path.find(|&key| self.nodes[key].holds > 0);
+        let held = path.find(|&key| self.nodes[key].lock_ref > 0);
         held.map_or(0, |key| self.nodes[key].end().min(walk.hit_depth))
     }
 
@@ -215,10 +215,10 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         if let Some(found) = self.root(key) {
             return found;
         }
-        let path = self.hasher.hash_one(key.bytes());
+        let root_hash = self.hasher.hash_one(key.bytes());
         let root = Node {
             parent: None,
-            root: Some(Root { key: key.clone(), path }),
+            root: Some(Root { key: key.clone(), root_hash }),
             start: 0,
             len: 0,
             ends: None,
@@ -227,7 +227,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             children: 0,
             last_child: None,
             references: 0,
-            holds: 0,
+            lock_ref: 0,
             is_listed: false,
         };
         let node = self.nodes.insert(root);
@@ -307,11 +307,11 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.nodes[key].first().map(|first| self.cells.tokens(first))
     }
 
-    /// The fingerprint of all tokens down to a block of a segment, or of the segment's root.
-    pub(crate) fn path_at(&self, node: NodeKey, block: Option<CellKey>) -> u64 {
+    /// The prefix hash of a block of a segment, or the hash of the root that is that segment.
+    pub(crate) fn prefix_hash_at(&self, node: NodeKey, block: Option<CellKey>) -> u64 {
         match block {
-            Some(block) => self.cells[block].path,
-            None => self.nodes[node].root.as_ref().map_or(0, |root| root.path),
+            Some(block) => self.cells[block].prefix_hash,
+            None => self.nodes[node].root.as_ref().map_or(0, |root| root.root_hash),
         }
     }
 

@@ -13,9 +13,14 @@ const CHECKPOINTS: u32 = 40;
 
 type Tree = PrefixTree<u32, u32, ScoredLru, T>;
 
-fn tree(room: u32) -> Tree {
-    let limits =
-        Limits { block_bytes: 10, checkpoint_bytes: 80, lease_bytes: 0, remembered: 64, room };
+fn tree(reserved_blocks: u32) -> Tree {
+    let limits = Limits {
+        block_bytes: 10,
+        checkpoint_bytes: 80,
+        lease_bytes: 0,
+        remembered: 64,
+        reserved_blocks,
+    };
     Tree::new(limits, ScoredLru { capacity: 10 * u64::from(BLOCKS) })
 }
 
@@ -35,10 +40,10 @@ fn prompts(random: &mut SmallRng) -> Vec<(RootKey, Vec<u32>)> {
     prompts
 }
 
-/// Adopts a prompt, registers the missing blocks in chunks of three, each with a checkpoint after its second block, and
+/// Matches a prompt, registers the missing blocks in chunks of three, each with a checkpoint after its second block, and
 /// releases the prompt. If the tree is full, evicts first.
 fn turn(tree: &mut Tree, (root, prompt): &(RootKey, Vec<u32>)) {
-    let mut at = tree.adopt(root, prompt).reference;
+    let mut at = tree.match_and_lock(root, prompt).reference;
     let blocks = &prompt.as_chunks::<T>().0[at.blocks() as usize..];
     for chunk in blocks.chunks(3) {
         let counts = tree.counts();
@@ -73,7 +78,7 @@ fn a_tree_allocates_nothing_after_it_was_made() {
     });
     assert_eq!(counted.count_total, 0);
     let (stats, counts) = (tree.stats(), tree.counts());
-    let met = [stats.reused, stats.no_checkpoint, stats.diverged, stats.evicted_blocks];
+    let met = [stats.reused, stats.no_checkpoint, stats.never_seen, stats.evicted_blocks];
     assert!(met.iter().all(|&count| count > 1000) && roots > 100, "{stats:?}");
     assert!(counts.segments > 10 && stats.evicted_checkpoints > 1000, "{counts:?}");
     tree.audit().unwrap();
@@ -86,7 +91,7 @@ fn as_many_roots_as_blocks_allocate_nothing() {
     let mut tree = tree(BLOCKS);
     let counted = measure(|| {
         for key in &keys {
-            let mut at = tree.adopt(key, &[]).reference;
+            let mut at = tree.match_and_lock(key, &[]).reference;
             tree.extend(&mut at, &[[7; T]], |_| 0, drop).unwrap();
             tree.attach(&at, 1, Origin::Prompt, 0).unwrap();
             tree.release(at, drop).unwrap();
@@ -96,7 +101,7 @@ fn as_many_roots_as_blocks_allocate_nothing() {
     tree.audit().unwrap();
 }
 
-/// A tree that outgrows its room does allocate: so the counts above are meaningful.
+/// A tree that outgrows its reserved memory does allocate: so the counts above are meaningful.
 #[test]
 fn a_tree_without_room_grows() {
     let mut random = SmallRng::seed_from_u64(1);

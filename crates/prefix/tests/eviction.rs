@@ -28,8 +28,13 @@ impl Paths {
 
     /// A tree whose blocks and checkpoints have these sizes in bytes.
     fn of([block_bytes, checkpoint_bytes]: [u64; 2]) -> Self {
-        let limits =
-            Limits { block_bytes, checkpoint_bytes, lease_bytes: 0, remembered: 0, room: 16 };
+        let limits = Limits {
+            block_bytes,
+            checkpoint_bytes,
+            lease_bytes: 0,
+            remembered: 0,
+            reserved_blocks: 16,
+        };
         let tree = PrefixTree::new(limits, ScoredLru { capacity: CAPACITY });
         Self { tree, root: RootKey::new(b"salt", b"", b"model") }
     }
@@ -37,7 +42,7 @@ impl Paths {
     /// A request computes a path, and saves a checkpoint after each of these numbers of blocks.
     fn compute(&mut self, path: &str, checkpoints: &[(usize, Origin)]) -> Reference {
         let letters: Vec<char> = path.chars().collect();
-        let mut at = self.tree.adopt(&self.root, &[]).reference;
+        let mut at = self.tree.match_and_lock(&self.root, &[]).reference;
         let (tokens, take) = (prompt(path), |block: usize| letters[block]);
         self.tree.extend(&mut at, tokens.as_chunks().0, take, drop).unwrap();
         for &(blocks, origin) in checkpoints {
@@ -56,9 +61,9 @@ impl Paths {
 
     /// A request continues from the checkpoint of a block, and ends.
     fn hit(&mut self, letter: &str) {
-        let adopted = self.tree.adopt(&self.root, &prompt(letter));
-        assert_eq!(adopted.reused as usize, T, "{letter} is there");
-        self.tree.release(adopted.reference, drop).unwrap();
+        let found_prefix = self.tree.match_and_lock(&self.root, &prompt(letter));
+        assert_eq!(found_prefix.reused as usize, T, "{letter} is there");
+        self.tree.release(found_prefix.reference, drop).unwrap();
     }
 
     fn evict(&mut self, needed: Need) -> Vec<Freed<char, char>> {
@@ -126,7 +131,7 @@ fn what_was_never_hit_and_is_expendable_goes_first() {
         paths.put(letter, origin);
         paths.hit(letter);
     }
-    paths.put("h", Origin::Junction);
+    paths.put("h", Origin::Branch);
     assert_eq!(paths.order(5), "cafhg");
 }
 

@@ -19,7 +19,7 @@ fn filled(prompts: u32, blocks: usize) -> (Tree, RootKey, Vec<Vec<u32>>) {
         checkpoint_bytes: 3_719_168,
         lease_bytes: 0,
         remembered: 1 << 16,
-        room: prompts * blocks as u32,
+        reserved_blocks: prompts * blocks as u32,
     };
     let mut tree = Tree::new(limits, ScoredLru { capacity: 1 << 37 });
     let root = RootKey::new(b"salt", b"", b"model");
@@ -28,7 +28,7 @@ fn filled(prompts: u32, blocks: usize) -> (Tree, RootKey, Vec<Vec<u32>>) {
     let mut all = Vec::new();
     for _ in 0..prompts {
         let prompt: Vec<u32> = (0..=blocks * T).map(|_| random.random_range(0..129_280)).collect();
-        let mut at = tree.adopt(&root, &prompt).reference;
+        let mut at = tree.match_and_lock(&root, &prompt).reference;
         for part in prompt[..blocks * T].as_chunks().0.chunks(16) {
             tree.extend(&mut at, part, |i| next + i as u32, |_| ()).unwrap();
             next += part.len() as u32;
@@ -48,13 +48,19 @@ fn a_log_allocates_nothing() {
     let mut batch = EventBatch::with_capacity(80);
     let mut stored = 0;
     let counts = [0, 80].map(|capacity| {
-        let (lease_bytes, remembered, room) = (0, 0, 64);
-        let limits = Limits { block_bytes: 1, checkpoint_bytes: 8, lease_bytes, remembered, room };
+        let (lease_bytes, remembered, reserved_blocks) = (0, 0, 64);
+        let limits = Limits {
+            block_bytes: 1,
+            checkpoint_bytes: 8,
+            lease_bytes,
+            remembered,
+            reserved_blocks,
+        };
         let mut tree = Tree::new(limits, ScoredLru { capacity: 1000 });
         tree.log_events(capacity);
         let mut all = || {
             for blocks in [16, 32, 48, 64] {
-                let mut at = tree.adopt(&root, &prompt).reference;
+                let mut at = tree.match_and_lock(&root, &prompt).reference;
                 let from = at.blocks() as usize * T;
                 let new = prompt[from..blocks * T].as_chunks().0;
                 tree.extend(&mut at, new, |i| i as u32, |_| ()).unwrap();
@@ -66,7 +72,7 @@ fn a_log_allocates_nothing() {
                 stored += batch.iter().map(told).sum::<u32>();
             }
             while tree.evict_first(|_| ()) {}
-            let mut at = tree.adopt(&root, &prompt).reference;
+            let mut at = tree.match_and_lock(&root, &prompt).reference;
             tree.extend(&mut at, prompt[1..].as_chunks().0, |i| i as u32, |_| ()).unwrap();
             let drained = tree.drain_events(&mut batch);
             assert_eq!(drained, if capacity > 0 { Drained::Overflowed } else { Drained::Off });
@@ -85,7 +91,7 @@ fn a_match_with_a_million_blocks() {
     println!("{:?}", tree.counts());
     for tokens in [8 << 10, 128 << 10] {
         let mut samples: Vec<Duration> = Vec::new();
-        let mut adopted = Vec::new();
+        let mut matches = Vec::new();
         for turn in 0..2000 {
             // A different prompt each time, so that the tree's tokens are not in the CPU's caches. Those of the prompt
             // are.
@@ -96,11 +102,11 @@ fn a_match_with_a_million_blocks() {
             samples.push(start.elapsed());
             assert_eq!(found.reusable as usize, tokens);
             let start = Instant::now();
-            let found = tree.adopt(&root, &copy);
-            adopted.push(start.elapsed());
+            let found = tree.match_and_lock(&root, &copy);
+            matches.push(start.elapsed());
             tree.release(found.reference, |_| ()).unwrap();
         }
-        for (what, mut samples) in [("lookup", samples), ("adopt", adopted)] {
+        for (what, mut samples) in [("lookup", samples), ("match_and_lock", matches)] {
             samples.sort_unstable();
             let [median, p99] = [50, 99].map(|percent| samples[samples.len() * percent / 100]);
             println!("{what} of {tokens} tokens: median {median:?}, p99 {p99:?}");

@@ -1,4 +1,4 @@
-//! Routes a batch through two layers of a small model, from a checkpoint to experts and weights, and checks the result
+//! Routes a batch through two layers of a small model, from its files to experts and weights, and checks the result
 //! against the formula.
 //!
 //! `cargo run --example route -p dsv4-kv-router` runs on a GPU if there is one, else on the CPU.
@@ -32,7 +32,7 @@ fn main() -> Result<()> {
 fn run<B: Backend>(device: &Device<B>) -> Result<()> {
     // For a real model, call `ModelFiles::open` with its directory.
     let directory = tempfile::tempdir()?;
-    let model = write_checkpoint(directory.path())?;
+    let model = write_model(directory.path())?;
     let model_files = ModelFiles::open(directory.path())?;
     let config = RouterConfig::from(model_files.config());
     println!("{}: {} of {} experts", device.info().name, config.selected, config.experts);
@@ -62,8 +62,8 @@ fn run<B: Backend>(device: &Device<B>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the checkpoint of a random model.
-fn write_checkpoint(directory: &Path) -> Result<Model> {
+/// Writes the files of a random model.
+fn write_model(directory: &Path) -> Result<Model> {
     // The configuration that transformers wrote for a tiny model. The file is a symbolic link, so that the package
     // contains its target.
     let json = include_str!("config.json");

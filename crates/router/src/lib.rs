@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `router` | [`Router`], [`Batch`] |
 //! | `config` | [`RouterConfig`]: the shape of a model's routers, from its configuration |
-//! | `weights` | [`RouterWeights`]: the weights of a layer, as slices or from a checkpoint |
+//! | `weights` | [`RouterWeights`]: the weights of a layer, as slices or from a model's files |
 //! | `selection` | [`Selection`]: the number of experts of a layer and of a token |
 //! | `scratch` | memory that one launch at a time uses |
 //! | [`ops`] | single launches: shapes checked, kernels launched |
@@ -17,7 +17,7 @@
 //!
 //! # A layer, from weights to experts
 //!
-//! Weights are slices, or come from a checkpoint ([`Router::of_layer`]). A router allocates the memory of its launches
+//! Weights are slices, or come from a model's files ([`Router::of_layer`]). A router allocates the memory of its launches
 //! once, for batches of up to `max_tokens` tokens. The result stays on the device, where the experts read it.
 //!
 //! ```

@@ -175,56 +175,72 @@ pub fn route_decode<B: Backend>(
         return Err(RouterError::DecodeTokens { tokens, most: DECODE_TOKENS });
     }
     check_hidden(product.hidden)?;
-    let (experts, selected, hidden) = (selection.experts(), selection.selected(), product.hidden);
-    let (x, gate, token) = (product.x.ptr(), product.gate.ptr(), routing.token.ptr());
-    let (activations, arrivals) = (scratch.activations.ptr_mut(), scratch.arrivals.ptr_mut());
-    let (ids, weights) = (routing.ids.ptr_mut(), routing.weights.ptr_mut());
-    let (faults, scaling_bits) = (routing.faults.ptr_mut(), selection.scaling_bits());
+    let decode = Decode { routing, product, scratch };
     match choice {
         ExpertSelection::Bias(bias) => {
-            let bias = bias.ptr();
-            let params =
-                DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits };
-            let operation = DenseRouterDecode {
-                x,
-                gate,
-                bias,
-                token,
-                activations,
-                arrivals,
-                ids,
-                weights,
-                faults,
-                params,
-            };
             // SAFETY: the launch checks every buffer.
-            unsafe { stream.launch(selection.width(), &operation)? };
+            unsafe { stream.launch(selection.width(), &decode.dense(bias))? };
         }
-        ExpertSelection::Table(HashTable { table, vocabulary }) => {
-            let (table, vocabulary) = (table.ptr(), *vocabulary);
-            let params = HashRouterDecodeParams {
-                tokens,
-                experts,
-                hidden,
-                selected,
-                vocabulary,
-                scaling_bits,
-            };
-            let operation = HashRouterDecode {
-                x,
-                gate,
-                table,
-                token,
-                activations,
-                arrivals,
-                ids,
-                weights,
-                faults,
-                params,
-            };
+        ExpertSelection::Table(table) => {
             // SAFETY: as above; the kernel refuses token ids and experts that the shapes do not have.
-            unsafe { stream.launch(selection.width(), &operation)? };
+            unsafe { stream.launch(selection.width(), &decode.hash(table))? };
         }
     }
     Ok(())
+}
+
+/// What a decode launch takes, however a layer chooses its experts.
+struct Decode<'a, B: Backend> {
+    routing: &'a Routing<'a, B>,
+    product: &'a GateProduct<'a, B>,
+    scratch: &'a DecodeScratch<B>,
+}
+
+impl<B: Backend> Decode<'_, B> {
+    fn dense(&self, bias: &View<B, f32>) -> DenseRouterDecode {
+        let Self { routing, product, scratch } = self;
+        let selection = routing.selection;
+        DenseRouterDecode {
+            x: product.x.ptr(),
+            gate: product.gate.ptr(),
+            bias: bias.ptr(),
+            token: routing.token.ptr(),
+            activations: scratch.activations.ptr_mut(),
+            arrivals: scratch.arrivals.ptr_mut(),
+            ids: routing.ids.ptr_mut(),
+            weights: routing.weights.ptr_mut(),
+            faults: routing.faults.ptr_mut(),
+            params: DenseRouterDecodeParams {
+                tokens: routing.tokens,
+                experts: selection.experts(),
+                hidden: product.hidden,
+                selected: selection.selected(),
+                scaling_bits: selection.scaling_bits(),
+            },
+        }
+    }
+
+    fn hash(&self, HashTable { table, vocabulary }: &HashTable<B>) -> HashRouterDecode {
+        let Self { routing, product, scratch } = self;
+        let selection = routing.selection;
+        HashRouterDecode {
+            x: product.x.ptr(),
+            gate: product.gate.ptr(),
+            table: table.ptr(),
+            token: routing.token.ptr(),
+            activations: scratch.activations.ptr_mut(),
+            arrivals: scratch.arrivals.ptr_mut(),
+            ids: routing.ids.ptr_mut(),
+            weights: routing.weights.ptr_mut(),
+            faults: routing.faults.ptr_mut(),
+            params: HashRouterDecodeParams {
+                tokens: routing.tokens,
+                experts: selection.experts(),
+                hidden: product.hidden,
+                selected: selection.selected(),
+                vocabulary: *vocabulary,
+                scaling_bits: selection.scaling_bits(),
+            },
+        }
+    }
 }

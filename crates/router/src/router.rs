@@ -77,7 +77,7 @@ impl<B: Backend> Router<B> {
         })
     }
 
-    /// The router of layer `layer` of a checkpoint, for batches of up to `max_tokens` tokens.
+    /// The router of layer `layer` of a model, for batches of up to `max_tokens` tokens.
     ///
     /// # Errors
     /// As [`RouterWeights::of_layer`] and [`Self::new`].

@@ -1,9 +1,9 @@
-//! A router's weights, from slices or from a checkpoint.
+//! A router's weights, from slices or from a model's files.
 
 use std::borrow::Cow;
 
 use dsv4_kv_device::bf16;
-use dsv4_kv_model_files::{ModelFiles, Routing};
+use dsv4_kv_model_files::{ModelFileError, ModelFiles, Routing};
 
 use crate::config::RouterConfig;
 use crate::error::RouterError;
@@ -27,12 +27,12 @@ pub enum ChoiceWeights<'a> {
 }
 
 impl RouterWeights<'_> {
-    /// The weights of layer `layer` of a checkpoint, whose configuration says how the layer chooses. Layers
+    /// The weights of layer `layer` of a model, whose configuration says how the layer chooses. Layers
     /// are counted through the trunk, then through the multi-token-prediction layers.
     ///
     /// # Errors
     /// [`RouterError::NoSuchLayer`]; [`RouterError::ModelFile`] for a tensor that is missing, or of another
-    /// shape or type; [`RouterError::NoSuchExpert`].
+    /// shape or type, or for a second bias, of image tokens; [`RouterError::NoSuchExpert`].
     pub fn of_layer(model_files: &ModelFiles, layer: u32) -> Result<Self, RouterError> {
         let config = RouterConfig::from(model_files.config());
         let mode = config.mode(layer)?;
@@ -43,6 +43,11 @@ impl RouterWeights<'_> {
         let gate = model_files.finite_bf16(&format!("{prefix}.weight"), &[experts, hidden])?;
         let choice = match mode {
             Routing::Learned => {
+                // Models with vision: the bias of image tokens.
+                let name = format!("{prefix}.bias_vl");
+                if model_files.contains(&name) {
+                    return Err(ModelFileError::Unused { name, count: 1 }.into());
+                }
                 let bias = model_files.finite_f32(&format!("{prefix}.bias"), &[experts])?;
                 ChoiceWeights::Bias(bias.into())
             }

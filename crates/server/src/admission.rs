@@ -4,11 +4,11 @@ use dsv4_kv::{Ledger, Prompt};
 use dsv4_kv_model::sequence::{Sequence, Work};
 use kv_layout::geometry::BLOCK_TOKENS;
 
-use crate::queue::Request;
+use crate::accepted::Request;
 
 /// After this many preemptions a request shares blocks only if it would not fit otherwise. Sharing may take blocks that
 /// it would not need alone, so it could be preempted again and again.
-const MOST_SHARED: u32 = 2;
+const MAX_SHARED: u32 = 2;
 
 /// Whether a request may share blocks: it reuses tokens, and did not run out of blocks when it ran alone.
 pub(crate) fn may_share(request: &Request) -> bool {
@@ -18,7 +18,7 @@ pub(crate) fn may_share(request: &Request) -> bool {
 /// Whether a request that is admitted with `free` blocks, free or evictable, shares blocks.
 pub(crate) fn shares(ledger: &Ledger, request: &Request, free: u32) -> bool {
     let fits_alone = ledger.blocks_of(request.sequence.tokens().len() as u32) <= free;
-    may_share(request) && !(fits_alone && request.preemptions >= MOST_SHARED)
+    may_share(request) && !(fits_alone && request.preemptions >= MAX_SHARED)
 }
 
 /// Whether the tokens of a request fit in `free` blocks, which are free or evictable. It takes none for blocks that it

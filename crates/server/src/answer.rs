@@ -69,11 +69,11 @@ pub struct AnswerChoice {
 pub struct Logprobs {
     /// Texts of the tokens.
     pub tokens: Vec<String>,
-    /// Logarithms of their probabilities.
-    pub token_logprobs: Vec<f32>,
+    /// Logarithms of their probabilities. The first token of a prompt has none.
+    pub token_logprobs: Vec<Option<f32>>,
     /// The most likely tokens at each place, and the one that was taken.
-    pub top_logprobs: Vec<BTreeMap<String, f32>>,
-    /// Characters of the completion before each token.
+    pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    /// Characters of the text before each token.
     pub text_offset: Vec<usize>,
 }
 
@@ -86,13 +86,29 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// The sum of both.
     pub total_tokens: usize,
+    /// More about the prompts.
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// More about the tokens of the prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    /// Those that were in the cache; of each prompt those that its first completion has found there.
+    pub cached_tokens: usize,
 }
 
 impl Usage {
-    /// Usage with these counts.
+    /// The usage of a request with so many tokens in its prompts, before anything is known of its completions.
     #[must_use]
-    pub fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    pub fn new(prompt_tokens: usize) -> Self {
+        Self { prompt_tokens, total_tokens: prompt_tokens, ..Self::default() }
+    }
+
+    /// Adds tokens of completions, and tokens of prompts that were in the cache.
+    pub fn add(&mut self, completion_tokens: usize, cached_tokens: usize) {
+        self.completion_tokens += completion_tokens;
+        self.total_tokens += completion_tokens;
+        self.prompt_tokens_details.cached_tokens += cached_tokens;
     }
 }
 
@@ -102,9 +118,10 @@ impl Logprobs {
         let number = |logprob: f32| if logprob.is_finite() { logprob } else { NEVER };
         for TokenInfo { token, logprob, top, offset } in tokens {
             self.tokens.push(token);
-            self.token_logprobs.push(number(logprob));
+            self.token_logprobs.push(logprob.map(number));
             let top = top.into_iter().map(|(token, logprob)| (token, number(logprob)));
-            self.top_logprobs.push(top.collect());
+            // Without a probability of its own the position has none of others.
+            self.top_logprobs.push(logprob.map(|_| top.collect()));
             self.text_offset.push(offset);
         }
     }

@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 
 use crate::error::{Failure, Refusal};
 
+/// The status that nginx logs if a client closes its connection.
+const CLIENT_LEFT: u16 = 499;
+
 /// An error with its HTTP status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -33,6 +36,19 @@ impl ApiError {
     #[must_use]
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code: None }
+    }
+
+    /// The client has left before its request was complete. Nobody gets this answer. The status is that of nginx.
+    #[must_use]
+    pub fn client_left() -> Self {
+        let status = StatusCode::from_u16(CLIENT_LEFT).expect("it has three digits");
+        Self::new(status, "the client has closed the connection")
+    }
+
+    /// Whether it is [`Self::client_left`].
+    #[must_use]
+    pub fn has_client_left(&self) -> bool {
+        self.status.as_u16() == CLIENT_LEFT
     }
 
     /// The JSON body, `{"error": ..}`.

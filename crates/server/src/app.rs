@@ -1,6 +1,7 @@
 //! Shared state of the HTTP handlers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use dsv4_kv_model::text::Text;
@@ -25,10 +26,14 @@ pub struct App {
     pub encoders: Arc<Semaphore>,
     /// Permits to parse bodies. They bound the memory of bodies that are being parsed, which take a multiple of their
     /// size before the queue can refuse them.
-    pub parsers: Semaphore,
+    pub parsers: Arc<Semaphore>,
+    /// Most bytes of a body.
+    pub body_bytes: usize,
+    /// After so long without an event a stream sends a comment, if at all.
+    pub keep_alive: Option<Duration>,
     /// The model's name.
     pub model: String,
-    /// When the server was started,
+    /// When the server was started, in seconds since 1970.
     pub created: u64,
     /// Tokens that end a completion.
     pub end: Vec<u32>,
@@ -60,9 +65,12 @@ impl App {
         self.metrics.render()
     }
 
-    /// The model object of `/v1/models`.
+    /// The model object of `/v1/models`, with the fields of vLLM that its clients read.
     pub fn description(&self) -> Value {
-        let (id, created) = (&self.model, self.created);
-        json!({ "id": id, "object": "model", "created": created, "owned_by": "dsv4-kv" })
+        let (id, created, longest) = (&self.model, self.created, self.queue.limits().longest);
+        json!({
+            "id": id, "object": "model", "created": created, "owned_by": "dsv4-kv",
+            "root": id, "parent": null, "max_model_len": longest,
+        })
     }
 }

@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 use dsv4_kv::Prompt;
+use dsv4_kv_cold_tier::{ColdError, ColdErrorKind, ColdOptions, ColdStats, ColdTier};
 use dsv4_kv_device::Backend;
 use dsv4_kv_model::Engine;
-use dsv4_kv_tier::{ColdError, ColdErrorKind, ColdOptions, ColdStats, ColdTier};
 
-use crate::queue::{Fetch, Request};
+use crate::accepted::{Fetch, Request};
 
 /// The settings of the cold tier.
 #[derive(Clone, Debug)]

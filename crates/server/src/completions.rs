@@ -1,50 +1,33 @@
 //! `POST /v1/completions`, answered at once or as a stream.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::Json;
-use axum::body::{Body, Bytes};
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{FromRequest, Request, State};
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use dsv4_kv_model::sample::Sampling;
 use dsv4_kv_model::sequence::Continuation;
-use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
+use futures_util::stream::{BoxStream, StreamExt};
 use rand::TryRngCore;
 use rand::rngs::OsRng;
-use serde::Serialize;
 
-use crate::answer::{Answer, AnswerChoice, Head, Logprobs, Usage, finish_reason};
+use crate::answer::{Head, Usage};
 use crate::api_error::ApiError;
 use crate::app::App;
+use crate::body::read;
 use crate::choice::{Piece, Style, pieces};
+use crate::echo::Echo;
 use crate::error::{Failure, Refusal};
 use crate::outcome::Outcome;
-use crate::queue::{Events, Queue, Submission};
+use crate::queue::{Events, Submission};
+use crate::reply::{Taken, in_pieces, whole};
 use crate::request::{CompletionRequest, Prompt, random_seed};
-
-/// Most characters of the error message for a body that cannot be parsed.
-const MOST_MESSAGE: usize = 300;
-
-/// A request that was accepted.
-struct Taken {
-    head: Head,
-    pieces: SelectAll<BoxStream<'static, Result<Piece, Failure>>>,
-    choices: usize,
-    prompt_tokens: usize,
-    logprobs: bool,
-    stream: bool,
-    include_usage: bool,
-}
 
 /// Answers a request. If the client disconnects, the answer is dropped, and with it the submitted sequences.
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Response {
     let outcome = Outcome::new(&app.metrics);
     match take(&app, request).await {
-        Ok(taken) if taken.stream => in_pieces(taken, outcome),
+        Ok(taken) if taken.stream => in_pieces(taken, outcome, app.keep_alive),
         Ok(taken) => match whole(taken).await {
             Ok(answer) => {
                 outcome.completed();
@@ -54,18 +37,6 @@ pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Respo
         },
         Err(error) => outcome.error(error).into_response(),
     }
-}
-
-/// Receives the body of a request, and parses it when few enough others are being parsed.
-async fn read(app: &App, request: Request) -> Result<CompletionRequest, ApiError> {
-    let (head, body) = request.into_parts();
-    let body = Bytes::from_request(Request::from_parts(head.clone(), body), &()).await;
-    let body = body.map_err(|error| unreadable(error.into()))?;
-    // Only now, so that a client that sends slowly delays no other.
-    let _parser = app.parsers.acquire().await.ok();
-    let request = Request::from_parts(head, Body::from(body));
-    let Json(object) = Json::from_request(request, &()).await.map_err(unreadable)?;
-    CompletionRequest::read(object)
 }
 
 async fn take(app: &Arc<App>, request: Request) -> Result<Taken, ApiError> {
@@ -90,7 +61,7 @@ async fn take(app: &Arc<App>, request: Request) -> Result<Taken, ApiError> {
         let _encoder = encoder;
         submissions(&reading.0, reading.1).map(|taken| (places, taken))
     });
-    let (places, (request, submissions)) = submitted.await.map_err(|error| {
+    let (places, Read { request, submissions, echoes }) = submitted.await.map_err(|error| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the prompt: {error}"))
     })??;
     let prompts = submissions.iter().step_by(request.n as usize);
@@ -98,39 +69,27 @@ async fn take(app: &Arc<App>, request: Request) -> Result<Taken, ApiError> {
     let events = app.queue.submit_to(Some(places), submissions)?;
     let style = Arc::new(Style {
         text: Arc::clone(&app.text),
-        stops: request.stop,
-        end: app.end.clone(),
+        end: end(app, &request),
         logprobs: request.logprobs.is_some(),
+        echo: request.echo,
+        stops: request.stop,
     });
     let choices = events.len();
-    let pieces = events.into_iter().enumerate();
-    let pieces = pieces.map(|(index, events)| pieces_of(index, (&style, &app.queue), events));
+    let n = request.n as usize;
+    let piece = |(index, events): (usize, Events)| -> BoxStream<'static, Result<Piece, Failure>> {
+        let echo = echoes.get(index / n).cloned();
+        pieces(index, (Arc::clone(&style), echo), Arc::clone(&app.queue), events).boxed()
+    };
     Ok(Taken {
         head: Head::new(&app.model, OsRng.try_next_u64().unwrap_or_default()),
-        pieces: pieces.collect(),
+        pieces: events.into_iter().enumerate().map(piece).collect(),
         choices,
-        prompt_tokens,
+        n,
+        usage: Usage::new(prompt_tokens),
         logprobs: style.logprobs,
         stream: request.stream,
-        include_usage: request.include_usage,
+        stream_usage: request.stream_usage,
     })
-}
-
-fn pieces_of(
-    index: usize,
-    (style, queue): (&Arc<Style>, &Arc<Queue>),
-    events: Events,
-) -> BoxStream<'static, Result<Piece, Failure>> {
-    pieces(index, Arc::clone(style), Arc::clone(queue), events).boxed()
-}
-
-fn unreadable(rejection: JsonRejection) -> ApiError {
-    let status = match rejection.status() {
-        StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
-        status => status,
-    };
-    // The message quotes the body, so it may be long.
-    ApiError::new(status, rejection.body_text().chars().take(MOST_MESSAGE).collect::<String>())
 }
 
 /// Refuses a text that is certain to have too many tokens, before it is encoded.
@@ -143,32 +102,44 @@ fn check_length(app: &App, text: &str, max_tokens: usize) -> Result<(), Refusal>
     Ok(())
 }
 
-/// All completions: `n` of the first prompt, then `n` of the second, and so on.
-fn submissions(
-    app: &App,
+/// A request whose prompts were read.
+struct Read {
     request: CompletionRequest,
-) -> Result<(CompletionRequest, Vec<Submission>), ApiError> {
-    let mut submissions = Vec::new();
-    for prompt in &request.prompts {
-        let prompt = match prompt {
-            Prompt::Tokens(tokens) => tokens.clone(),
+    /// All completions: `n` of the first prompt, then `n` of the second, and so on.
+    submissions: Vec<Submission>,
+    /// The prompts, if they are echoed.
+    echoes: Vec<Arc<Echo>>,
+}
+
+/// Reads the prompts of a request.
+fn submissions(app: &App, mut request: CompletionRequest) -> Result<Read, ApiError> {
+    let (mut submissions, mut echoes) = (Vec::new(), Vec::new());
+    for prompt in std::mem::take(&mut request.prompts) {
+        let (tokens, text) = match prompt {
+            Prompt::Tokens(tokens) => (tokens, None),
             Prompt::Text(text) => {
                 let refused = |error: dsv4_kv_model::text::TextError| error.to_string();
-                let tokens = app.text.encode(text).map_err(refused);
-                tokens.map_err(|error| ApiError::invalid("prompt", error))?
+                let tokens = app.text.encode(&text).map_err(refused);
+                (tokens.map_err(|error| ApiError::invalid("prompt", error))?, Some(text))
             }
         };
         // Checked before it is copied `n` times.
-        app.queue.check(&prompt, request.max_tokens)?;
+        app.queue.check(&tokens, request.max_tokens)?;
+        if request.echo {
+            echoes.push(Arc::new(match text {
+                Some(text) => Echo::of_text(text, &tokens, &app.text),
+                None => Echo::of_tokens(&tokens, &app.text),
+            }));
+        }
         // Each prompt of a request gets its own random seed, even if prompts are equal, unless the client gives a seed.
         let first_seed = request.seed.unwrap_or_else(random_seed);
         submissions.extend((0..request.n).map(|choice| Submission {
-            prompt: prompt.clone(),
+            prompt: tokens.clone(),
             continuation: continuation(app, &request, first_seed.wrapping_add(choice.into())),
             salt: request.cache_salt.clone().into_bytes(),
         }));
     }
-    Ok((request, submissions))
+    Ok(Read { request, submissions, echoes })
 }
 
 fn continuation(app: &App, request: &CompletionRequest, seed: u64) -> Continuation {
@@ -176,92 +147,16 @@ fn continuation(app: &App, request: &CompletionRequest, seed: u64) -> Continuati
     Continuation {
         sampling: Sampling { temperature, top_p, seed },
         max_tokens,
-        end: app.end.clone(),
+        end: end(app, request),
         drafts: app.drafts,
         top_logprobs: logprobs.unwrap_or(0),
-        prompt_logits: false,
+        prompt_logits: request.scores_prompt(),
     }
 }
 
-/// Returns all completions in one answer.
-async fn whole(mut taken: Taken) -> Result<Response, Failure> {
-    let logprobs = taken.logprobs.then(Logprobs::default);
-    let choice = |index| AnswerChoice { index, logprobs: logprobs.clone(), ..Default::default() };
-    let mut choices: Vec<_> = (0..taken.choices).map(choice).collect();
-    let mut generated = 0;
-    while let Some(piece) = taken.pieces.next().await {
-        let piece = piece?;
-        generated += piece.generated;
-        choices[piece.index].add(piece);
-    }
-    let usage = Some(Some(Usage::new(taken.prompt_tokens, generated)));
-    Ok(Json(Answer { head: &taken.head, choices, usage }).into_response())
-}
-
-impl AnswerChoice {
-    fn add(&mut self, piece: Piece) {
-        self.text += &piece.text;
-        if let Some(logprobs) = &mut self.logprobs {
-            logprobs.extend(piece.tokens);
-        }
-        self.finish_reason = piece.finish.map(finish_reason);
-    }
-}
-
-/// Sends the completions as server-sent events, each with the new part of one completion.
-fn in_pieces(taken: Taken, outcome: Outcome) -> Response {
-    let stream = stream::unfold(Streaming::Pieces { taken, outcome, generated: 0 }, next_event);
-    Sse::new(stream).keep_alive(KeepAlive::default()).into_response()
-}
-
-/// The state of a stream.
-enum Streaming {
-    Pieces { taken: Taken, outcome: Outcome, generated: usize },
-    Done { outcome: Outcome },
-    End,
-}
-
-async fn next_event(state: Streaming) -> Option<(Result<Event, Infallible>, Streaming)> {
-    let (event, next) = match state {
-        Streaming::Pieces { mut taken, outcome, mut generated } => {
-            match taken.pieces.next().await {
-                Some(Ok(piece)) => {
-                    generated += piece.generated;
-                    let event = taken.event_of(piece);
-                    (event, Streaming::Pieces { taken, outcome, generated })
-                }
-                Some(Err(failure)) => (event(&outcome.failed(failure).body()), Streaming::End),
-                None if taken.include_usage => {
-                    let usage = Some(Some(Usage::new(taken.prompt_tokens, generated)));
-                    let answer = Answer { head: &taken.head, choices: Vec::new(), usage };
-                    (event(&answer), Streaming::Done { outcome })
-                }
-                None => done(outcome),
-            }
-        }
-        Streaming::Done { outcome } => done(outcome),
-        Streaming::End => return None,
-    };
-    Some((Ok(event), next))
-}
-
-fn done(outcome: Outcome) -> (Event, Streaming) {
-    outcome.completed();
-    (Event::default().data("[DONE]"), Streaming::End)
-}
-
-impl Taken {
-    fn event_of(&self, piece: Piece) -> Event {
-        let logprobs = self.logprobs.then(Logprobs::default);
-        let mut choice = AnswerChoice { index: piece.index, logprobs, ..Default::default() };
-        choice.add(piece);
-        let usage = self.include_usage.then_some(None);
-        event(&Answer { head: &self.head, choices: vec![choice], usage })
-    }
-}
-
-fn event(value: &impl Serialize) -> Event {
-    Event::default().data(serde_json::to_string(value).expect("keys of the maps are strings"))
+/// The tokens that end the completions of a request.
+fn end(app: &App, request: &CompletionRequest) -> Vec<u32> {
+    if request.ignore_eos { Vec::new() } else { app.end.clone() }
 }
 
 #[cfg(test)]
@@ -269,6 +164,7 @@ mod tests {
     use std::future::Future;
     use std::time::Duration;
 
+    use axum::body::Body;
     use axum::http::header::CONTENT_TYPE;
     use dsv4_kv_model::text::Text;
     use serde_json::{Value, json};
@@ -277,7 +173,7 @@ mod tests {
 
     use super::*;
     use crate::metrics::Metrics;
-    use crate::queue::QueueLimits;
+    use crate::queue::{Queue, QueueLimits};
 
     /// So long is waited for an answer that must not come.
     const WAIT: Duration = Duration::from_millis(200);
@@ -286,12 +182,22 @@ mod tests {
 
     /// A server without a scheduler, with so many places and permits.
     fn app(waiting: usize, encoders: usize, parsers: usize) -> Arc<App> {
+        app_with(None, (waiting, encoders, parsers))
+    }
+
+    /// As [`app`], with streams that send comments so often.
+    fn app_with(
+        keep_alive: Option<Duration>,
+        (waiting, encoders, parsers): (usize, usize, usize),
+    ) -> Arc<App> {
         let limits = QueueLimits { vocabulary: 256, longest: 100, waiting, drafts: 0 };
         Arc::new(App {
             queue: Arc::new(Queue::new(limits)),
             most_bytes_per_token: Some(2),
             encoders: Arc::new(Semaphore::new(encoders)),
-            parsers: Semaphore::new(parsers),
+            parsers: Arc::new(Semaphore::new(parsers)),
+            body_bytes: 4096,
+            keep_alive,
             text: Arc::new(Text::Bytes),
             model: "m".into(),
             created: 0,
@@ -378,6 +284,24 @@ mod tests {
                 assert_eq!(error.status, StatusCode::BAD_REQUEST);
             }
         });
+    }
+
+    /// A stream without events sends nothing, unless comments are asked for: clients of benchmarks fail on them.
+    #[test]
+    fn a_stream_is_silent_until_it_has_an_event() {
+        for keep_alive in [None, Some(Duration::from_secs(20))] {
+            let app = app_with(keep_alive, (1, 0, 1));
+            let body = json!({ "model": "m", "prompt": [1], "stream": true });
+            let sent = run(async {
+                let answer = completions(State(app), post(body)).await;
+                let mut events = answer.into_body().into_data_stream();
+                // From now on time passes at once while there is nothing to do.
+                tokio::time::pause();
+                timeout(Duration::from_secs(3600), events.next()).await.ok().flatten()
+            });
+            let sent = sent.map(|sent| sent.expect("no error"));
+            assert_eq!(sent.as_deref(), keep_alive.map(|_| &b":\n\n"[..]));
+        }
     }
 
     /// An accepted request that ends without its last event has failed, and was not refused: with 500 if the scheduler

@@ -1,7 +1,7 @@
 //! Why requests are refused or fail, and why the server ends.
 
+use dsv4_kv_cold_tier::ColdError;
 use dsv4_kv_model::ModelError;
-use dsv4_kv_tier::ColdError;
 
 /// Why a request was refused. None of its completions runs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -31,7 +31,7 @@ impl Fields {
         self.value(name).map(|value| read(value, name, what)).transpose()
     }
 
-    /// Takes a number in the range `least..=most`.
+    /// Takes a number in the range `least..=most`. An integer may be written with a fraction of 0.
     ///
     /// # Errors
     /// [`ApiError`] for another type, or a number outside the range.
@@ -40,10 +40,10 @@ impl Fields {
         name: &'static str,
         [least, most]: [T; 2],
     ) -> Result<Option<T>, ApiError> {
-        let what = format!("a number from {least} to {most}");
+        let what = format!("{} from {least} to {most}", kind::<T>());
         let Some(value) = self.value(name) else { return Ok(None) };
         let given = shortened(&value);
-        let number: T = read(value, name, &what)?;
+        let number: T = read(without_fraction(value), name, &what)?;
         if number >= least && number <= most {
             return Ok(Some(number));
         }
@@ -73,7 +73,7 @@ impl Fields {
         match self.0.into_iter().find(|(_, value)| !value.is_null()) {
             Some((name, _)) => {
                 let bytes = name.len();
-                if bytes > MOST_NAME {
+                if bytes > MAX_NAME {
                     let text =
                         format!("a field with a name of {bytes} bytes is not known: leave it out");
                     return Err(ApiError { param: None, ..ApiError::invalid("", text) });
@@ -87,7 +87,7 @@ impl Fields {
 }
 
 /// Most bytes of a client's string that an error repeats.
-const MOST_NAME: usize = 40;
+const MAX_NAME: usize = 40;
 
 fn read<T: DeserializeOwned>(value: Value, name: &str, what: &str) -> Result<T, ApiError> {
     let given = shortened(&value);
@@ -95,12 +95,32 @@ fn read<T: DeserializeOwned>(value: Value, name: &str, what: &str) -> Result<T, 
         .map_err(|_| ApiError::invalid(name, format!("`{name}` is {given}; it must be {what}")))
 }
 
+/// What `T` is, in an error message.
+fn kind<T: DeserializeOwned>() -> &'static str {
+    match serde_json::from_value::<T>(Value::from(0.5)) {
+        Ok(_) => "a number",
+        Err(_) => "an integer",
+    }
+}
+
+/// The number 2.0 as 2, and so on. Other values stay as they are.
+fn without_fraction(value: Value) -> Value {
+    /// Up to here every integer is an `f64`.
+    const MAX_EXACT: f64 = (1_u64 << 53) as f64;
+    match value.as_f64() {
+        Some(number) if value.is_f64() && number.fract() == 0.0 && number.abs() <= MAX_EXACT => {
+            Value::from(number as i64)
+        }
+        _ => value,
+    }
+}
+
 /// A short description of a value for error messages, whatever the client sent.
 pub fn shortened(value: &Value) -> String {
     match value {
         Value::Array(_) => "an array".into(),
         Value::Object(_) => "an object".into(),
-        Value::String(text) if text.len() > MOST_NAME => "a long string".into(),
+        Value::String(text) if text.len() > MAX_NAME => "a long string".into(),
         other => other.to_string(),
     }
 }

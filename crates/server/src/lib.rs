@@ -15,29 +15,34 @@
 //! | [`scheduler`] | admits requests, runs steps, preempts |
 //! | `admission`, `plan` | which requests fit in the cache; which tokens of which requests run in a step |
 //! | [`cold`] | the cold tier: prefixes that outlive the server |
-//! | [`queue`] | waiting requests; the events of a sequence |
+//! | [`queue`], `accepted` | waiting requests; a sequence and its events |
 //! | `app`, `routes` | the state that all handlers share; the paths that are served |
-//! | `completions`, `request`, `fields` | reads and checks a request, and answers it |
-//! | `choice` | turns tokens into pieces of text |
+//! | `completions`, `body`, `request`, `fields` | receives, parses and checks a request |
+//! | `reply` | its reply, whole or as a stream |
+//! | `choice`, `echo` | turns tokens into pieces of text; the prompt in front of them |
 //! | [`stop`] | stop texts, which end a completion |
 //! | `answer`, `api_error` | answers and errors in OpenAI's format |
 //! | [`metrics`], `outcome` | metrics, and the outcome of each request |
 //! | [`error`] | typed refusals and failures |
 #![forbid(unsafe_code)]
 
+mod accepted;
 mod admission;
 mod answer;
 mod api_error;
 mod app;
+mod body;
 mod choice;
 pub mod cold;
 mod completions;
+mod echo;
 pub mod error;
 mod fields;
 pub mod metrics;
 mod outcome;
 mod plan;
 pub mod queue;
+mod reply;
 mod request;
 mod routes;
 pub mod scheduler;
@@ -45,6 +50,6 @@ pub mod server;
 pub mod stop;
 
 pub use cold::ColdCache;
-pub use dsv4_kv_tier::{ColdError, ColdOptions};
+pub use dsv4_kv_cold_tier::{ColdError, ColdOptions};
 pub use error::ServerError;
 pub use server::{Ended, Server, Settings};

@@ -35,9 +35,12 @@ impl Outcome {
         failure.into()
     }
 
-    /// Counts a request that was not accepted as refused (4xx or 503) or failed, and returns the error.
+    /// Counts a request that was not accepted as refused (4xx or 503), cancelled or failed, and returns the error.
     #[must_use]
     pub fn error(mut self, error: ApiError) -> ApiError {
+        if error.has_client_left() {
+            return error;
+        }
         self.is_counted = true;
         let is_refusal = error.status.is_client_error() || error.status.as_u16() == 503;
         let counter = if is_refusal { &self.metrics.refused } else { &self.metrics.failed };

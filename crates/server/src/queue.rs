@@ -5,28 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dsv4_kv_model::sequence::{Continuation, Finish, Generated, Sequence};
-use dsv4_kv_tier::FetchId;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use dsv4_kv_model::sequence::{Continuation, Sequence};
+use tokio::sync::mpsc::unbounded_channel;
 
+pub use crate::accepted::{Event, Events};
+use crate::accepted::{Fetch, Request};
 use crate::error::{Failure, Refusal};
-use crate::metrics::Metrics;
-
-/// An event of a sequence, in order. Dropping the receiver cancels the sequence. A sender that is dropped without
-/// [`Event::Finished`] or [`Event::Failed`] means [`Failure::Server`], or [`Failure::ShutDown`] if the scheduler has
-/// ended in order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// A generated token.
-    Token(Generated),
-    /// The sequence is complete; no event follows.
-    Finished(Finish),
-    /// The sequence has failed; no event follows.
-    Failed(Failure),
-}
-
-/// The events of one sequence. The channel is unbounded; `max_tokens` limits the number of events.
-pub type Events = UnboundedReceiver<Event>;
 
 /// A prompt and how it is continued.
 #[derive(Clone, Debug)]
@@ -51,74 +35,6 @@ pub struct QueueLimits {
     pub waiting: usize,
     /// Most drafts of a sequence in a step. One that asks for more gets these.
     pub drafts: usize,
-}
-
-/// The state of a request's prompt in the cold tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fetch {
-    /// The prompt was not requested yet.
-    New,
-    /// The prompt was requested.
-    Asked {
-        /// The id of the fetch.
-        id: FetchId,
-        /// When it was requested.
-        since: Instant,
-    },
-    /// Nothing to wait for: the store has no more of the prompt than host memory, or is not to be asked.
-    Done,
-}
-
-/// A sequence that waits or runs.
-#[derive(Debug)]
-pub(crate) struct Request {
-    pub sequence: Sequence,
-    pub salt: Vec<u8>,
-    pub events: UnboundedSender<Event>,
-    /// When it was submitted; if places were reserved for it, when they were.
-    pub submitted: Instant,
-    /// When its last token was generated; before that, as `submitted`.
-    pub last: Instant,
-    /// Whether it was ever admitted to the cache.
-    pub was_admitted: bool,
-    /// How often it was preempted because blocks ran out.
-    pub preemptions: u32,
-    /// Whether it ran out of blocks when it ran alone, so that it shares none any more.
-    pub shares_nothing: bool,
-    /// The state of its prompt in the cold tier.
-    pub fetch: Fetch,
-}
-
-impl Request {
-    /// Whether its client has disconnected.
-    pub fn has_left(&self) -> bool {
-        self.events.is_closed()
-    }
-
-    /// Sends new tokens to the client, and updates the metrics. The scheduler notices a disconnected client before its
-    /// next step.
-    pub fn tell(&mut self, generated: Vec<Generated>, metrics: &Metrics) {
-        let new = generated.len();
-        if new == 0 {
-            return;
-        }
-        let before = self.sequence.generated().len() - new;
-        let passed = self.last.elapsed();
-        self.last = Instant::now();
-        if before == 0 {
-            metrics.prompt_tokens.increment((self.sequence.tokens().len() - new) as u64);
-            metrics.time_to_first_token.record(passed);
-        }
-        // Tokens that one step has verified arrive together; each counts as an equal share of the step's time. Tokens
-        // that arrive with the first token have no such time, and are not counted.
-        if before > 0 {
-            (0..new).for_each(|_| metrics.inter_token.record(passed / new as u32));
-        }
-        metrics.generated_tokens.increment(new as u64);
-        for token in generated {
-            let _ = self.events.send(Event::Token(token));
-        }
-    }
 }
 
 /// Reserved places of a queue. Dropping them frees them.

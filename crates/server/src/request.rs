@@ -10,7 +10,7 @@ use crate::fields::{Fields, shortened};
 /// Most completions of a prompt.
 const MAX_N: u32 = 128;
 /// Most stop texts of a request.
-const MAX_STOPS: usize = 4;
+const MAX_STOPS: usize = 16;
 /// Most bytes of a stop text, and so of the text that is held back.
 const MAX_STOP_BYTES: usize = 1024;
 /// Most bytes of a salt. Each salt is stored with the blocks computed under it, and there may be as many salts as the
@@ -43,10 +43,26 @@ pub struct CompletionRequest {
     pub stop: Vec<String>,
     /// If set, log probabilities are returned: of each token, and of this many most likely tokens at its position.
     pub logprobs: Option<usize>,
+    /// Whether the prompt is returned in front of each completion, with its log probabilities if these are returned.
+    pub echo: bool,
+    /// Whether a completion continues after a token that ends it.
+    pub ignore_eos: bool,
     /// Whether pieces are sent as they are generated.
     pub stream: bool,
-    /// Whether a stream ends with an event with the token counts.
-    pub include_usage: bool,
+    /// Which events of a stream have token counts.
+    pub stream_usage: StreamUsage,
+}
+
+/// Which events of a stream have token counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StreamUsage {
+    /// None.
+    #[default]
+    Never,
+    /// One behind those of the completions.
+    AtTheEnd,
+    /// That one, and each event before it has the counts so far.
+    InEachEvent,
 }
 
 /// A prompt.
@@ -71,20 +87,18 @@ impl CompletionRequest {
         let n = fields.number("n", [1, MAX_N])?.unwrap_or(1);
         // Only the default values of these fields are accepted, since other values would change the result.
         fields.unsupported("best_of", &[json!(n)])?;
-        fields.unsupported("echo", &[json!(false)])?;
         fields.unsupported("frequency_penalty", &[json!(0)])?;
         fields.unsupported("logit_bias", &[json!({})])?;
         fields.unsupported("presence_penalty", &[json!(0)])?;
         fields.unsupported("suffix", &[json!("")])?;
         // Fields of vLLM, which its clients send with these values.
-        fields.unsupported("ignore_eos", &[json!(false)])?;
         fields.unsupported("min_p", &[json!(0)])?;
-        fields.unsupported("min_tokens", &[json!(0)])?;
         fields.unsupported("repetition_penalty", &[json!(1)])?;
         fields.unsupported("skip_special_tokens", &[json!(true)])?;
         fields.unsupported("top_k", &[json!(0), json!(-1)])?;
         let _user: Option<String> = fields.get("user", "a string")?;
         let stream = fields.get("stream", "true or false")?.unwrap_or(false);
+        let min_tokens = fields.number("min_tokens", [0, 1 << 32])?.unwrap_or(0);
         let request = Self {
             model: model.ok_or_else(|| missing("model"))?,
             prompts: prompts(fields.value("prompt").ok_or_else(|| missing("prompt"))?)?,
@@ -96,11 +110,30 @@ impl CompletionRequest {
             cache_salt: salt(fields.get("cache_salt", "a string")?)?,
             stop: stops(fields.value("stop"))?,
             logprobs: fields.number("logprobs", [0, MAX_LOGPROBS])?.map(|most| most as usize),
+            echo: fields.get("echo", "true or false")?.unwrap_or(false),
+            ignore_eos: fields.get("ignore_eos", "true or false")?.unwrap_or(false),
             stream,
-            include_usage: include_usage(fields.value("stream_options"), stream)?,
+            stream_usage: stream_usage(fields.value("stream_options"), stream)?,
         };
         fields.end()?;
+        request.check_min_tokens(min_tokens)?;
         Ok(request)
+    }
+
+    /// Whether the client gets log probabilities of the prompt.
+    pub fn scores_prompt(&self) -> bool {
+        self.echo && self.logprobs.is_some()
+    }
+
+    /// Refuses a least number of tokens, unless every completion has as many.
+    fn check_min_tokens(&self, min_tokens: usize) -> Result<(), ApiError> {
+        let has_all = self.ignore_eos && self.stop.is_empty();
+        if min_tokens == 0 || (has_all && min_tokens <= self.max_tokens) {
+            return Ok(());
+        }
+        let text = "`min_tokens` is not supported, unless `ignore_eos` is true, there is no `stop`, and it is at most \
+                    `max_tokens`";
+        Err(ApiError::invalid("min_tokens", text.into()))
     }
 }
 
@@ -190,19 +223,27 @@ fn stops(value: Option<Value>) -> Result<Vec<String>, ApiError> {
     Ok(stops)
 }
 
-fn include_usage(value: Option<Value>, stream: bool) -> Result<bool, ApiError> {
+fn stream_usage(value: Option<Value>, stream: bool) -> Result<StreamUsage, ApiError> {
     let name = "stream_options";
     match value {
-        None => Ok(false),
+        None => Ok(StreamUsage::Never),
         Some(_) if !stream => {
             Err(ApiError::invalid(name, format!("`{name}` needs `stream` to be true")))
         }
         Some(Value::Object(options)) => {
             let mut options = Fields::new(options);
-            let usage = options.get("include_usage", "true or false")?.unwrap_or(false);
+            let mut is_set = |name| -> Result<bool, ApiError> {
+                Ok(options.get(name, "true or false")?.unwrap_or(false))
+            };
+            let (ends, continues) = (is_set("include_usage")?, is_set("continuous_usage_stats")?);
             options.unsupported("include_obfuscation", &[json!(false)])?;
             options.end()?;
-            Ok(usage)
+            // As in vLLM, the second needs the first.
+            Ok(match (ends, continues) {
+                (false, _) => StreamUsage::Never,
+                (true, false) => StreamUsage::AtTheEnd,
+                (true, true) => StreamUsage::InEachEvent,
+            })
         }
         Some(_) => Err(ApiError::invalid(name, format!("`{name}` must be an object"))),
     }
@@ -212,7 +253,7 @@ fn include_usage(value: Option<Value>, stream: bool) -> Result<bool, ApiError> {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{CompletionRequest, Prompt};
+    use super::{CompletionRequest, Prompt, StreamUsage};
 
     /// A request with the model, a prompt and these fields.
     fn read(fields: Value) -> Result<CompletionRequest, String> {
@@ -267,12 +308,12 @@ mod tests {
         let fields = [
             ("best_of", json!(2)),
             ("best_of", json!(0)),
-            ("echo", json!(true)),
+            ("echo", json!("yes")),
             ("frequency_penalty", json!(0.1)),
             ("logit_bias", json!({ "1": 2 })),
             ("presence_penalty", json!(-1)),
             ("suffix", json!("x")),
-            ("ignore_eos", json!(true)),
+            ("ignore_eos", json!(1)),
             ("min_p", json!(0.1)),
             ("min_tokens", json!(1)),
             ("repetition_penalty", json!(1.1)),
@@ -281,6 +322,7 @@ mod tests {
             ("stream_options", json!({ "include_usage": true })),
             ("max_tokens", json!(-1)),
             ("max_tokens", json!("9")),
+            ("max_tokens", json!(2.5)),
             ("temperature", json!(2.1)),
             ("top_p", json!(-0.1)),
             ("n", json!(0)),
@@ -289,7 +331,7 @@ mod tests {
             ("seed", json!(0.5)),
             ("stop", json!([1])),
             ("stop", json!("")),
-            ("stop", json!(["a", "b", "c", "d", "e"])),
+            ("stop", json!(vec!["a"; 17])),
             ("stop", json!("x".repeat(1025))),
             ("cache_salt", json!("x".repeat(257))),
             ("cache_salt", json!("")),
@@ -303,6 +345,50 @@ mod tests {
         for name in ["model", "prompt"] {
             assert_eq!(read(json!({ name: null })).err(), Some(name.into()));
         }
+    }
+
+    /// What load generators and lm-eval send.
+    #[test]
+    fn fields_of_benchmarks_are_read() {
+        let request = read(json!({
+            "ignore_eos": true, "min_tokens": 8, "max_tokens": 8.0, "stream": true, "stop": [],
+            "stream_options": { "include_usage": true, "continuous_usage_stats": true },
+        }));
+        let request = request.expect("a request");
+        assert!(request.ignore_eos && !request.echo && request.max_tokens == 8);
+        assert_eq!(request.stream_usage, StreamUsage::InEachEvent);
+        let usage = |options| {
+            let request = read(json!({ "stream": true, "stream_options": options }));
+            request.expect("a request").stream_usage
+        };
+        assert_eq!(usage(json!({ "continuous_usage_stats": true })), StreamUsage::Never);
+        let both = json!({ "include_usage": true, "continuous_usage_stats": false });
+        assert_eq!(usage(both), StreamUsage::AtTheEnd);
+        for refused in [
+            json!({ "ignore_eos": true, "min_tokens": 17 }),
+            json!({ "ignore_eos": true, "min_tokens": 8, "stop": "x" }),
+            json!({ "min_tokens": 8 }),
+        ] {
+            assert_eq!(read(refused.clone()).err(), Some("min_tokens".into()), "{refused}");
+        }
+        let scored = json!({ "echo": true, "logprobs": 1, "max_tokens": 1, "stop": vec!["a"; 16] });
+        let request = read(scored).expect("a request");
+        assert!(request.scores_prompt() && request.stop.len() == 16);
+        assert!(!read(json!({ "echo": true })).expect("a request").scores_prompt());
+    }
+
+    /// A refusal says that a number must be an integer, if only that is wrong.
+    #[test]
+    fn integers_are_called_so() {
+        let message = |fields: Value| {
+            let object = fields.as_object().expect("an object").clone();
+            CompletionRequest::read(object).expect_err("a refusal").message
+        };
+        let asked = json!({ "model": "m", "prompt": "p", "max_tokens": 2.5 });
+        let expected = "`max_tokens` is 2.5; it must be an integer from 0 to 4294967296";
+        assert_eq!(message(asked), expected);
+        let asked = json!({ "model": "m", "prompt": "p", "top_p": 2 });
+        assert_eq!(message(asked), "`top_p` is 2; it must be a number from 0 to 1");
     }
 
     #[test]

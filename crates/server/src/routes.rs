@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONNECTION, CONTENT_TYPE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::map_response_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -18,8 +19,8 @@ use crate::completions::completions;
 /// The content type of Prometheus' text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The router of all paths. Bodies may have at most `body_bytes` bytes.
-pub fn router(app: Arc<App>, body_bytes: usize) -> Router {
+/// The router of all paths.
+pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions))
         .route("/v1/models", get(models))
@@ -28,8 +29,18 @@ pub fn router(app: Arc<App>, body_bytes: usize) -> Router {
         .route("/metrics", get(metrics))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
-        .layer(DefaultBodyLimit::max(body_bytes))
+        .layer(DefaultBodyLimit::max(app.body_bytes))
+        .layer(map_response_with_state(Arc::clone(&app), close_if_shutting_down))
         .with_state(app)
+}
+
+/// While the server shuts down, every answer closes its connection. Otherwise a client would send the retry of a
+/// refused request through it, to this server again.
+async fn close_if_shutting_down(State(app): State<Arc<App>>, mut response: Response) -> Response {
+    if !app.queue.is_open() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {

@@ -9,7 +9,7 @@
 //!             4. plan one token of every request; drafts, unless they take the last blocks, then chunks of prompts
 //!                share the rest (module `plan`)
 //!             5. run the step; if blocks run out, plan it without drafts; if they still do, preempt the newest
-//!                request, which is admitted again before all others, and plan anew
+//!                request, which is admitted again before all others, and plan anew (module `step`)
 //! ```
 //!
 //! A preempted request gets the same tokens again: a token's logits have the same bits in every batch and chunk, and
@@ -17,24 +17,23 @@
 //! blocks, and only once: afterwards it shares nothing, and fits ([`QueueLimits::longest`]). So some request always
 //! finishes.
 
+mod step;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dsv4_kv::{KvError, RequestId};
+use dsv4_kv_cold_tier::MAX_FETCHES;
 use dsv4_kv_device::Backend;
-use dsv4_kv_model::{Chunk, Engine, ModelError};
-use dsv4_kv_tier::MOST_FETCHES;
+use dsv4_kv_model::{Engine, ModelError};
 
-use crate::admission::{blocks_of_drafts, fits, longest, may_share, shares};
+use crate::accepted::{Event, Request};
+use crate::admission::{fits, longest, shares};
 use crate::cold::{Cold, ColdCache};
 use crate::error::{Failure, ServerError};
 use crate::metrics::Metrics;
-use crate::plan::{Part, StepLimits, plan};
-use crate::queue::{CloseOnDrop, Event, Phase, Queue, QueueLimits, Request};
-
-/// Steps in a row that may fail before the scheduler ends.
-const FAILED_STEPS: u32 = 3;
+use crate::queue::{CloseOnDrop, Phase, Queue, QueueLimits};
 
 /// Longest wait for requests while the store is busy, before the store's results are handled.
 const STORE_INTERVAL: Duration = Duration::from_millis(200);
@@ -68,6 +67,7 @@ pub struct Scheduler<B: Backend> {
     running: Vec<Running>,
     cold: Cold<B>,
     metrics: Metrics,
+    /// Steps in a row that have failed, without those that have failed for NaNs.
     failed_steps: u32,
 }
 
@@ -196,8 +196,9 @@ impl<B: Backend> Scheduler<B> {
     ///
     /// # Errors
     /// [`ServerError::StepsFail`] after several failed steps in a row. Until then a failed step ends the requests in
-    /// it, and no others. [`ServerError::Engine`] if the cache refuses to admit, to release or to settle a transfer
-    /// without a reason to. Do not use the scheduler after either.
+    /// it, and no others. If it fails for NaNs, only the requests that have them end, and it does not count.
+    /// [`ServerError::Engine`] if the cache refuses to admit, to release or to settle a transfer without a reason to.
+    /// Do not use the scheduler after either.
     pub fn step(&mut self) -> Result<Progress, ServerError> {
         self.drop_cancelled()?;
         if self.running.is_empty() {
@@ -224,45 +225,6 @@ impl<B: Backend> Scheduler<B> {
         Ok(progress)
     }
 
-    /// Runs a step of all running requests, or of those that are left when others were preempted.
-    fn run_step(&mut self) -> Result<(), ServerError> {
-        let mut drafts = true;
-        while !self.running.is_empty() {
-            let mut parts = self.plan(drafts);
-            if drafts && self.drafts_take_last_blocks(&parts).map_err(ModelError::from)? {
-                parts = self.plan(false);
-            }
-            match self.run_parts(&parts) {
-                Ok(()) => {
-                    self.failed_steps = 0;
-                    self.metrics.steps.increment(1);
-                    // An error of the device also shows up in the next step; transfers that could not begin now begin
-                    // later.
-                    let _ = self.engine.advance_tier();
-                    break;
-                }
-                // Drafts may take blocks that their request does not need yet.
-                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if has_drafts(&parts) => {
-                    drafts = false;
-                }
-                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.settle_tier()? => {}
-                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running.len() > 1 => {
-                    self.preempt_newest()?;
-                }
-                Err(ModelError::Cache(KvError::OutOfBlocks { .. }))
-                    if may_share(&self.running[0].request) =>
-                {
-                    self.readmit_alone()?;
-                }
-                Err(error) => {
-                    self.fail(&parts, error)?;
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Waits for the transfers to and from host memory. Returns whether there were any. A device error counts as a
     /// failed step.
     ///
@@ -276,16 +238,6 @@ impl<B: Backend> Scheduler<B> {
             }
             settled => Ok(settled?),
         }
-    }
-
-    /// Counts a failed step.
-    fn count_failure(&mut self, error: ModelError) -> Result<(), ServerError> {
-        self.metrics.failed_steps.increment(1);
-        self.failed_steps += 1;
-        if self.failed_steps < FAILED_STEPS {
-            return Ok(());
-        }
-        Err(ServerError::StepsFail { steps: self.failed_steps, error })
     }
 
     /// Releases requests whose client has disconnected.
@@ -304,7 +256,7 @@ impl<B: Backend> Scheduler<B> {
     /// Requests the prompts of those that will be admitted next from the store.
     fn ask_store(&mut self) {
         let Self { engine, queue, cold, .. } = self;
-        let most = (engine.cache().config().max_requests as usize).min(MOST_FETCHES);
+        let most = (engine.cache().config().max_requests as usize).min(MAX_FETCHES);
         queue.for_oldest(most, |request| {
             if !request.has_left() {
                 cold.ask(engine, request);
@@ -330,23 +282,21 @@ impl<B: Backend> Scheduler<B> {
 
     /// Admits a request, which reuses the cached prefix of its tokens if it may.
     fn admit_request(&mut self, mut request: Request) -> Result<Running, ModelError> {
-        if !std::mem::replace(&mut request.was_admitted, true) {
-            self.metrics.queue_time.record(request.submitted.elapsed());
-        }
         let free = self.unpromised_blocks()?;
-        if !shares(&self.engine.cache().ledger(), &request, free) {
-            return Ok(Running { id: self.engine.admit()?, request });
-        }
-        let admission = match self.engine.admit_with(request.sequence.tokens(), &request.salt) {
-            Ok(admission) => admission,
-            // The prefix can be computed again, if the device still works.
-            Err(ModelError::Cache(KvError::Device(_))) => {
-                return Ok(Running { id: self.engine.admit()?, request });
+        let shared = shares(&self.engine.cache().ledger(), &request, free);
+        let admission =
+            shared.then(|| self.engine.admit_with(request.sequence.tokens(), &request.salt));
+        let id = match admission {
+            Some(Ok(admission)) => {
+                request.sequence.reuse(admission.reused as usize);
+                admission.id
             }
-            Err(error) => return Err(error),
+            // The prefix can be computed again, if the device still works.
+            None | Some(Err(ModelError::Cache(KvError::Device(_)))) => self.engine.admit()?,
+            Some(Err(error)) => return Err(error),
         };
-        request.sequence.reuse(admission.reused as usize);
-        Ok(Running { id: admission.id, request })
+        request.tell_admitted(&self.metrics);
+        Ok(Running { id, request })
     }
 
     /// The oldest waiting request, if blocks for its tokens are free and it need not wait for the store any longer.
@@ -377,47 +327,6 @@ impl<B: Backend> Scheduler<B> {
         Ok(free)
     }
 
-    /// Whether drafts take blocks that other requests may soon need: a request keeps the blocks of drafts that were
-    /// rejected. A block must be left for each running request.
-    fn drafts_take_last_blocks(&self, parts: &[Part]) -> Result<bool, KvError> {
-        let free = self.unpromised_blocks()?;
-        let ledger = self.engine.cache().ledger();
-        let of_drafts = |Part { index, work }: &Part| {
-            blocks_of_drafts(&ledger, &self.running[*index].request.sequence, work)
-        };
-        let taken: u32 = parts.iter().map(of_drafts).sum();
-        Ok(taken > 0 && free < self.running.len() as u32 + taken)
-    }
-
-    /// The next step of the running requests, with or without drafts.
-    fn plan(&self, drafts: bool) -> Vec<Part> {
-        let tokens = self.engine.cache().config().max_step_tokens as usize;
-        let sequences: Vec<_> =
-            self.running.iter().map(|running| &running.request.sequence).collect();
-        plan(&sequences, StepLimits { tokens, chunk: self.limits.chunk, drafts })
-    }
-
-    /// Runs a step, and sends its tokens to the clients.
-    fn run_parts(&mut self, parts: &[Part]) -> Result<(), ModelError> {
-        let Self { engine, running, metrics, .. } = self;
-        let mut chunks = Vec::new();
-        for Part { index, work } in parts {
-            let id = running[*index].id;
-            chunks.push(Chunk { id, tokens: &work.tokens, logits: work.logits });
-        }
-        let forward = engine.forward(&chunks)?;
-        let advance = |(at, part): (usize, &Part)| {
-            let sequence = &mut running[part.index].request.sequence;
-            sequence.advance(&part.work, forward.logits(at))
-        };
-        let (accepted, generated): (Vec<_>, Vec<_>) = parts.iter().enumerate().map(advance).unzip();
-        forward.commit_some(&accepted)?;
-        for (part, generated) in parts.iter().zip(generated) {
-            running[part.index].request.tell(generated, metrics);
-        }
-        Ok(())
-    }
-
     /// Preempts the newest request. It is admitted again before all waiting ones.
     fn preempt_newest(&mut self) -> Result<(), ModelError> {
         if let Some(Running { id, mut request }) = self.running.pop() {
@@ -440,20 +349,6 @@ impl<B: Backend> Scheduler<B> {
             self.running.push(admitted);
         }
         Ok(())
-    }
-
-    /// Ends the requests of a step that has failed.
-    fn fail(&mut self, parts: &[Part], error: ModelError) -> Result<(), ServerError> {
-        let failure = Failure::Step(error.to_string());
-        // From the back, so that the indices before it stay valid.
-        let mut failed: Vec<_> = parts.iter().map(|part| part.index).collect();
-        failed.sort_unstable();
-        for index in failed.into_iter().rev() {
-            let Running { id, request } = self.running.remove(index);
-            let _ = request.events.send(Event::Failed(failure.clone()));
-            self.engine.release(id)?;
-        }
-        self.count_failure(error)
     }
 
     /// Releases requests that are done, and sends their last event.
@@ -492,9 +387,4 @@ impl<B: Backend> Scheduler<B> {
         self.metrics.cold_restored_tokens.absolute(cold.restored_tokens);
         self.metrics.cold_failures.absolute(cold.damaged + cold.foreign + cold.failed);
     }
-}
-
-/// Whether any of these parts has drafts.
-fn has_drafts(parts: &[Part]) -> bool {
-    parts.iter().any(|part| part.work.drafts > 0)
 }

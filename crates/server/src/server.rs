@@ -50,6 +50,10 @@ pub struct Settings {
     pub scheduler: SchedulerLimits,
     /// Most bytes of a request's body.
     pub body_bytes: usize,
+    /// After so long without an event a stream sends a comment, so that proxies keep its connection open; `None`: it
+    /// sends none. Several clients take a comment for an event and fail, among them those of vLLM's and SGLang's
+    /// benchmarks.
+    pub keep_alive: Option<Duration>,
     /// The cold tier, in which prefixes outlive the server; optional.
     pub cold: Option<ColdCache>,
     /// How long a shutdown lets running requests continue.
@@ -98,7 +102,9 @@ impl<B: Backend> Server<B> {
             queue: scheduler.queue(),
             most_bytes_per_token: text.most_bytes_per_token(),
             encoders: Arc::new(Semaphore::new(ENCODERS)),
-            parsers: Semaphore::new(PARSERS),
+            parsers: Arc::new(Semaphore::new(PARSERS)),
+            body_bytes: settings.body_bytes,
+            keep_alive: settings.keep_alive,
             text: Arc::new(text),
             model: settings.model.clone(),
             created: unix_time(),
@@ -197,7 +203,7 @@ async fn serve(
         let _ = connection.set_nodelay(true);
     });
     let (close, closed) = oneshot::channel::<()>();
-    let serving = axum::serve(listener, router(Arc::clone(app), settings.body_bytes));
+    let serving = axum::serve(listener, router(Arc::clone(app)));
     let serving = serving.with_graceful_shutdown(async { closed.await.unwrap_or_default() });
     let connections = tokio::spawn(serving.into_future());
     let tidying = tokio::spawn(tidy(app.metrics.clone()));

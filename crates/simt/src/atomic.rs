@@ -22,6 +22,7 @@ impl DeviceAtomicU32 {
     ///
     /// # Safety
     /// - Element `index` lies in the allocation and is aligned to 4 bytes.
+    /// - The result is used during this launch only.
     /// - While the launch runs, all threads access it by this type only, or synchronization orders the plain accesses.
     #[inline(always)]
     #[track_caller]

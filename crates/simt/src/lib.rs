@@ -34,7 +34,7 @@
 //! | [`thread::thread_idx_x`], [`thread::block_idx_x`], .. | `%tid.x`, `%ctaid.x`, .. | call outside a launch |
 //! | [`thread::sync_threads`] | `barrier.cta.sync.aligned` | a thread that waits elsewhere or has returned |
 //! | [`thread::NamedBarrier::sync`], [`arrive`](thread::NamedBarrier::arrive) | `barrier.cta.sync`, `.arrive` `.aligned` with a number of threads | a wait that never ends; a warp that may arrive twice before the barrier is complete; arrivals left over when the block returns; calls with different numbers of threads. For races it orders only accesses before an arrival with accesses after a wait |
-//! | [`thread::hold_u32`] | none: a barrier for the optimiser, which keeps a computation where it stands | nothing |
+//! | [`thread::opt_barrier_u32`] | none: an optimisation barrier, which keeps a computation where it stands | nothing |
 //! | [`warp::shuffle_xor_u32`], `idx`, `up_found` | `shfl.sync` | divergence: not all 32 lanes at the same call |
 //! | [`warp::ballot`], [`warp::all`], [`warp::any`] | `vote.sync` | divergence |
 //! | [`warp::reduce_add_u32`], `max`, `min` | `redux.sync` | divergence |

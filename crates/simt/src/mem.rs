@@ -225,12 +225,12 @@ impl<T: Element> GlobalMut<T> {
         GlobalMut(self.0.cast())
     }
 
-    /// The same view, with its address held in a register from here on, as by [`crate::thread::hold_u32`], so that the
-    /// compiler does not compute the address again. Emits no instruction.
+    /// The same view, with its address behind an optimisation barrier ([`crate::thread::opt_barrier_u32`]): it stays in
+    /// registers, and the compiler does not compute it again. Emits no instruction.
     #[inline(always)]
     #[must_use]
-    pub fn held(self) -> Self {
-        Self(self.0.held())
+    pub fn opt_barrier(self) -> Self {
+        Self(self.0.opt_barrier())
     }
 
     /// The same memory, from element `i` on.

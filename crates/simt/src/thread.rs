@@ -122,13 +122,13 @@ impl NamedBarrier {
 /// its first use and keep all of its operands in registers until then. Emits no instruction.
 #[inline(always)]
 #[must_use]
-pub fn hold_u32(value: u32) -> u32 {
-    imp::thread::hold_u32(value)
+pub fn opt_barrier_u32(value: u32) -> u32 {
+    imp::thread::opt_barrier_u32(value)
 }
 
-/// [`hold_u32`] of the bits of an `f32`.
+/// [`opt_barrier_u32`] of the bits of an `f32`.
 #[inline(always)]
 #[must_use]
-pub fn hold_f32(value: f32) -> f32 {
-    f32::from_bits(hold_u32(value.to_bits()))
+pub fn opt_barrier_f32(value: f32) -> f32 {
+    f32::from_bits(opt_barrier_u32(value.to_bits()))
 }

@@ -66,7 +66,7 @@ impl<B: Backend> HostTier for Cache<B> {
         Seen {
             events: manager.take_tier_events(),
             wanted: self.wanted.keys().copied().collect(),
-            is_moving: manager.is_moving(),
+            is_moving: manager.has_tier_transfers(),
             evicted: manager.tier_stats().evicted_checkpoints,
         }
     }

@@ -156,7 +156,7 @@ impl Generator {
         let is_stuck = |request: &Request| {
             let Progress { tokens, .. } = request.group(LayerGroup::Trunk);
             let groups = LayerGroup::ALL.map(|group| request.group(group));
-            let whole = |of: Progress| of.is_whole_at(of.tokens, model.rollback());
+            let whole = |of: Progress| of.is_whole_at(of.tokens, model.max_decode_tokens());
             tokens == model.config().max_context || !groups.into_iter().all(whole)
         };
         let stuck = model.live().map(|(_, request)| request).find(|&request| is_stuck(request));
@@ -217,7 +217,7 @@ impl Generator {
 
     /// A part that the request could have in a server's step, within the limits of a single request.
     fn part(&mut self, model: &Model, group: LayerGroup, request: &Request) -> Option<Part> {
-        let (config, most) = (model.config(), model.rollback());
+        let (config, most) = (model.config(), model.max_decode_tokens());
         let progress = request.group(group);
         let whole = progress.is_whole_at(progress.tokens, most);
         if !whole && !self.random.random_ratio(1, 20) {
@@ -303,7 +303,7 @@ impl Generator {
     /// Accepts all tokens or a part of them; with `Manners::Genuine` exactly the genuine ones.
     fn accept(&mut self, model: &Model, part: &Part) -> Accept {
         let Part { request, tokens, genuine, .. } = *part;
-        let back = self.random.random_range(0..=model.rollback().min(tokens));
+        let back = self.random.random_range(0..=model.max_decode_tokens().min(tokens));
         let accepted = match self.manners {
             Manners::Genuine => genuine,
             Manners::Any if self.random.random_ratio(1, 3) => tokens - back,

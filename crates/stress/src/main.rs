@@ -47,8 +47,8 @@ struct Options {
     /// What runs the kernels; without it only the ledger is kept.
     #[arg(long)]
     device: Option<DeviceChoice>,
-    /// Run this script instead, on the device of the run that has printed it.
-    #[arg(long)]
+    /// Run this script instead, once, on the device of the run that has printed it.
+    #[arg(long, conflicts_with_all = ["ops", "seeds", "seconds", "first_seed", "json"])]
     script: Option<PathBuf>,
     /// Print the outcome as JSON.
     #[arg(long)]
@@ -234,5 +234,15 @@ mod tests {
             assert!(Options::try_parse_from(["stress", option]).is_err(), "{option}");
         }
         assert!(Options::try_parse_from(["stress", "--ops=1", "--seeds=1"]).is_ok());
+    }
+
+    #[test]
+    fn a_script_refuses_options_that_it_would_ignore() {
+        let parse = |option| Options::try_parse_from(["stress", "--script=f", option]);
+        for option in ["--ops=9", "--seeds=9", "--seconds=9", "--first-seed=9", "--json"] {
+            let refused = parse(option).err().map(|error| error.kind());
+            assert_eq!(refused, Some(clap::error::ErrorKind::ArgumentConflict), "{option}");
+        }
+        assert!(parse("--device=cpu").is_ok());
     }
 }

@@ -119,7 +119,7 @@ impl<B: Backend> Runner<'_, B> {
             if let Some(layer) = watch.layer {
                 let updated = inputs.resume(open, layer)?;
                 // Rows that a long chunk has overwritten cannot be gathered any more.
-                let whole = graph.bucket().tokens_per_request <= model.rollback();
+                let whole = graph.bucket().tokens_per_request <= model.max_decode_tokens();
                 gathered = Some(Gathered::new(watch, model, step, &updated, whole)?);
             }
             return Ok(gathered);

@@ -21,7 +21,7 @@
 //! let requests = TraceReader::new(Path::new("two lines"), lines.as_bytes()).read_requests(10)?;
 //!
 //! let (arrival, prompt) = &requests[1];
-//! assert_eq!((arrival.at_ms, arrival.input, arrival.cached_tokens()), (2000.0, 900, 904)); // times count from the first
+//! assert_eq!((arrival.at_ms, arrival.input, arrival.context_tokens()), (2000.0, 900, 904)); // times count from the first
 //! // Equal first ids: the first 512 tokens of both prompts are the same.
 //! let of_first = requests[0].1.as_ref().map(|prompt| prompt.hash_ids[0]);
 //! assert_eq!(of_first, prompt.as_ref().map(|prompt| prompt.hash_ids[0]));
@@ -50,10 +50,10 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Number of tokens in the cache when the request ends. The last generated token is never fed back, so it is not
-    /// cached.
+    /// Number of tokens in the cache when the request ends: prompt and output without the last generated token, which
+    /// is never fed back.
     #[must_use]
-    pub fn cached_tokens(&self) -> u32 {
+    pub fn context_tokens(&self) -> u32 {
         self.input.saturating_add(self.output).saturating_sub(1)
     }
 
@@ -138,6 +138,8 @@ enum Problem {
         .0.column(), without_location(.0)
     )]
     Json(#[from] serde_json::Error),
+    #[error("{what}; a line is a JSON object with timestamp, input_length and output_length")]
+    NoObject { what: &'static str },
     #[error("{field} is 0; a request has at least one token of each")]
     ZeroLength { field: &'static str },
     #[error("input_length + output_length is over {}", u32::MAX)]
@@ -167,6 +169,16 @@ fn without_location(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let location = format!(" at line {} column {}", error.line(), error.column());
     text.strip_suffix(&location).map_or(text.clone(), str::to_owned)
+}
+
+/// What a line is that does not begin as an object. Serde would take a list for one, with the fields in order.
+fn no_object(line: &[u8]) -> Option<&'static str> {
+    match line {
+        [b'{', ..] => None,
+        [0x1f, 0x8b, ..] => Some("the file is compressed by gzip: unpack it first"),
+        [0xef, 0xbb, 0xbf, ..] => Some("it begins with a byte order mark: remove it"),
+        _ => Some("it does not begin with `{`"),
+    }
 }
 
 #[derive(Deserialize)]
@@ -327,6 +339,9 @@ impl<R: BufRead> TraceReader<R> {
     }
 
     fn parse<I: DeserializeOwned>(&mut self) -> Result<(Arrival, Option<Vec<I>>), Problem> {
+        if let Some(what) = no_object(self.text.trim_ascii_start()) {
+            return Err(Problem::NoObject { what });
+        }
         let line: Line<I> = serde_json::from_slice(&self.text)?;
         let (input, output) = (line.input_length, line.output_length);
         for (field, length) in [("input_length", input), ("output_length", output)] {

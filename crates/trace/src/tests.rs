@@ -66,6 +66,8 @@ fn each_fault_is_told_with_its_line() {
         (r#"{"timestamp": 100.5, "input_length": 1, "output_length": 1}"#, "invalid value"),
         (r#"{"timestamp": 1e300, "input_length": 1, "output_length": 1}"#, "invalid value"),
         ("{", "EOF while parsing"),
+        ("[100, 513, 7, [0, 1]]", "it does not begin with `{`; a line is a JSON object"),
+        ("7", "it does not begin with `{`"),
     ];
     for (line, message) in faults {
         let error = read(&[GOOD, line, GOOD]).unwrap_err();
@@ -118,6 +120,19 @@ fn a_line_of_the_longest_length_is_read_and_a_longer_one_is_not() {
     assert!(error.starts_with(":2: ") && error.contains("longer than 1048576 bytes"), "{error}");
 }
 
+/// Files that programs make of a trace, and that look like one.
+#[test]
+fn a_compressed_file_and_a_byte_order_mark_are_named() {
+    let marked = format!("\u{feff}{GOOD}");
+    for (bytes, word) in [
+        (&[0x1f, 0x8b, 0x08, 0x00, b'\n', 0x03][..], "compressed by gzip: unpack it"),
+        (marked.as_bytes(), "a byte order mark: remove it"),
+    ] {
+        let error = TraceReader::new(Path::new("t"), bytes).read(1).unwrap_err().to_string();
+        assert!(error.starts_with("t:1: ") && error.contains(word), "{error}");
+    }
+}
+
 #[test]
 fn bytes_that_are_no_text_are_an_error() {
     let trace = TraceReader::new(Path::new("t"), &b"{\"timestamp\": \xff}"[..]);
@@ -162,6 +177,6 @@ fn a_request_that_grows_too_long_is_an_error() {
     assert_eq!(half.shrunk(1.0, 1.0), Ok(half));
     for factor in [f64::INFINITY, f64::NAN, -1.0] {
         let least = half.shrunk(factor, 1.0).expect("short");
-        assert_eq!((least.input, least.output, least.cached_tokens()), (1, 1, 1));
+        assert_eq!((least.input, least.output, least.context_tokens()), (1, 1, 1));
     }
 }

@@ -20,10 +20,10 @@
 //! The parts of a request leave its cache ([`dsv4_kv::transfer`]) in this order: blocks as soon as they are full, then
 //! the state of its slot. A [`Sender`] holds them in memory that its [`Transport`] has registered, and offers them: it
 //! sends the manifest, with a digest of each part, over the control channel, which the caller provides. A [`Receiver`]
-//! reads the bytes, compares them with the digests, and gives them to a [`Target`]. The target writes them to room that
-//! was reserved in its cache ([`Target::load`]), claims the request from the source, and enters it when the source has
-//! said yes ([`Target::settle`]). The target's steps run meanwhile: no call waits for the source, whose answer has a
-//! deadline.
+//! reads the bytes, compares them with the digests, and gives them to a [`Target`]. The target writes them to memory
+//! that was reserved in its cache ([`Target::load`]), claims the request from the source, and enters it when the source
+//! has said yes ([`Target::settle`]). The target's steps run meanwhile: no call waits for the source, whose answer has
+//! a deadline.
 //!
 //! A prefix is offered by [`Sender::offer_prefix`], read and compared in the same way, and entered in the prefix tree
 //! by [`Target::admit_prefix`]. Both caches then have it, so there is no claim.
@@ -61,9 +61,9 @@
 //! let tokens = [11, 12, 13, 14, 15];
 //! let fabric = Fabric::default();
 //! // 1 GiB of offers at most, each for a minute.
-//! let (mut sender, mut port) = (Sender::new(Loopback::new(&fabric), 1 << 30), ours.open_port()?);
+//! let (mut sender, mut staging) = (Sender::new(Loopback::new(&fabric), 1 << 30), ours.new_transfer_staging()?);
 //! let fingerprint = Fingerprint::new(ours.config(), b"revision of the weights", b"salt", b"")?;
-//! let mut export = ours.export(&stream, &mut port, id)?;
+//! let mut export = ours.export(&stream, &mut staging, id)?;
 //! let at = export.positions();
 //! let mut transfer = sender.open(&export, fingerprint, (at, &tokens))?;
 //! sender.take(&mut transfer, &mut export)?;
@@ -73,9 +73,9 @@
 //! let [read, fence, quiet] = [2, 20, 60].map(Duration::from_secs);
 //! let deadlines = Deadlines { read, fence, quiet };
 //! let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines, 1 << 30);
-//! let mut port = theirs.open_port()?;
+//! let mut staging = theirs.new_transfer_staging()?;
 //! let fingerprint = Fingerprint::new(theirs.config(), b"revision of the weights", b"salt", b"")?;
-//! let layout = port.layout().clone();
+//! let layout = staging.layout().clone();
 //! let max_context = theirs.config().max_context;
 //! let expected =
 //!     Expected { fingerprint: &fingerprint, layout: &layout, tokens: None, max_context };
@@ -99,10 +99,10 @@
 //!     }
 //! }
 //! let mut channel = Channel(&mut sender, None);
-//! let room = theirs.reserve(verified.manifest().at)?;
+//! let reserved = theirs.reserve(verified.manifest().at)?;
 //! let weights = fingerprint.weights;
-//! let mut target = Target { cache: &mut theirs, stream: &stream, port: &mut port, weights };
-//! let mut claim = target.load(&verified, room, Duration::from_secs(2), &mut channel)?;
+//! let mut target = Target { cache: &mut theirs, stream: &stream, staging: &mut staging, weights };
+//! let mut claim = target.load(&verified, reserved, Duration::from_secs(2), &mut channel)?;
 //! let moved = loop {
 //!     // Between two steps, again and again.
 //!     match target.settle(Duration::ZERO, claim, &mut channel)? {

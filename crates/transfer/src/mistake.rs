@@ -26,8 +26,8 @@ pub enum Mistake {
     WeightsIgnored,
     /// A payload that was verified for another layout is admitted.
     SectionsIgnored,
-    /// A request is loaded into room for another position.
-    RoomIgnored,
+    /// A request is loaded into a reservation for another position.
+    ReservationIgnored,
     /// The answer to a claim has no deadline.
     ClaimWithoutEnd,
     /// A source is asked for the same payload again.

@@ -237,7 +237,7 @@ fn refusals_name_what_is_wrong() {
     // The message has the beginnings of both digests, and what they are of.
     let Fingerprint { shape, weights, owner } = sample.manifest.fingerprint;
     for (place, wanted, digest, of) in [
-        (16, Fact::Shape, shape, "attention split"),
+        (16, Fact::Shape, shape, "attention cluster"),
         (48, Fact::Weights, weights, "identity of the weights"),
         (80, Fact::Owner, owner, "salt and adapter"),
     ] {

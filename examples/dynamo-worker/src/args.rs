@@ -26,7 +26,8 @@ pub struct Options {
     /// What clients call the model.
     #[arg(long, default_value = "dsv4-kv")]
     pub model_name: String,
-    /// What tells these weights from others, never empty. A request moves only between workers that say the same.
+    /// What tells these weights from others, never empty. A request moves only between workers that say the same: let
+    /// workers on unlike machines, or of unlike builds, say different things if their bits shall not be mixed.
     #[arg(long)]
     pub revision: String,
     /// Where prefill workers leave requests, and decode workers of the same machine and user find them. A directory that

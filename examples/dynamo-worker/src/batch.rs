@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dsv4_kv::RequestId;
 use dsv4_kv::device::Backend;
-use dsv4_kv::transfer::{PartLayout, Port};
+use dsv4_kv::transfer::{PartLayout, TransferStaging};
 use dsv4_kv_events::{Publisher, PublisherOptions};
 use dsv4_kv_model::sequence::{Sequence, Work};
 use dsv4_kv_model::{Chunk, Engine, ModelError};
@@ -72,7 +72,7 @@ struct Arriving {
 /// The engine with its requests.
 pub struct Batch<B: Backend> {
     engine: Engine<B>,
-    port: Port<B>,
+    staging: TransferStaging<B>,
     fingerprint: Fingerprint,
     chunk: usize,
     offers: Option<Arc<Offers>>,
@@ -87,7 +87,7 @@ impl<B: Backend> Batch<B> {
     ///
     /// # Errors
     /// An address or a directory that is not available, an empty revision, or an error of
-    /// [`KvCacheManager::open_port`](dsv4_kv::KvCacheManager::open_port).
+    /// [`KvCacheManager::new_transfer_staging`](dsv4_kv::KvCacheManager::new_transfer_staging).
     pub fn new(mut engine: Engine<B>, options: &Options) -> Result<Self> {
         let cache = engine.cache_mut();
         let shares = options.checkpoints > 0 && options.mode != DisaggregationMode::Decode;
@@ -96,12 +96,22 @@ impl<B: Backend> Batch<B> {
             PublisherOptions { endpoint: any.clone(), replay_endpoint: any, ..Default::default() };
         let publisher = shares.then(|| Publisher::start(cache, events)).transpose()?;
         let offers = options.mode.is_prefill().then(|| Offers::listen(options)).transpose()?;
-        let port = cache.open_port()?;
+        let staging = cache.new_transfer_staging()?;
         let fingerprint = Fingerprint::new(cache.config(), options.revision.as_bytes(), b"", b"")
             .context("--revision")?;
         let chunk = options.chunk.max(1) as usize;
         let (waiting, arriving, running) = (VecDeque::new(), Vec::new(), Vec::new());
-        Ok(Self { engine, port, fingerprint, chunk, offers, publisher, waiting, arriving, running })
+        Ok(Self {
+            engine,
+            staging,
+            fingerprint,
+            chunk,
+            offers,
+            publisher,
+            waiting,
+            arriving,
+            running,
+        })
     }
 
     /// The data that the rest of the worker needs.
@@ -115,7 +125,7 @@ impl<B: Backend> Batch<B> {
             step_tokens: cache.config().max_step_tokens,
             events: self.publisher.as_ref().map(|publisher| publisher.endpoint().to_owned()),
             fingerprint: self.fingerprint,
-            layout: self.port.layout().clone(),
+            layout: self.staging.layout().clone(),
             offers: self.offers.clone(),
         }
     }
@@ -135,7 +145,7 @@ impl<B: Backend> Batch<B> {
             self.tell_routers();
         }
         for arriving in std::mem::take(&mut self.arriving) {
-            moves::give_up(&mut self.engine, &mut self.port, arriving.asked);
+            moves::give_up(&mut self.engine, &mut self.staging, arriving.asked);
         }
         self.waiting.clear();
     }
@@ -162,9 +172,9 @@ impl<B: Backend> Batch<B> {
 
     fn drop_cancelled(&mut self) {
         self.waiting.retain(|job| !job.updates.is_closed());
-        let Self { engine, port, arriving, running, .. } = self;
+        let Self { engine, staging, arriving, running, .. } = self;
         for gone in arriving.extract_if(.., |arriving| arriving.updates.is_closed()) {
-            moves::give_up(engine, port, gone.asked);
+            moves::give_up(engine, staging, gone.asked);
         }
         for gone in running.extract_if(.., |running| running.updates.is_closed()) {
             release(engine, gone.id);
@@ -191,7 +201,7 @@ impl<B: Backend> Batch<B> {
         if let Some(fetched) = moved {
             let tokens = fetched.verified().manifest().at.trunk;
             let came = (fetched, self.fingerprint.weights);
-            match moves::load(&mut self.engine, &mut self.port, came) {
+            match moves::load(&mut self.engine, &mut self.staging, came) {
                 Ok(asked) => {
                     self.arriving.push(Arriving { asked, sequence, updates, tokens });
                     return Ok(());
@@ -219,7 +229,7 @@ impl<B: Backend> Batch<B> {
     fn settle(&mut self) {
         for arriving in std::mem::take(&mut self.arriving) {
             let Arriving { asked, mut sequence, updates, tokens: reused } = arriving;
-            match moves::settle(&mut self.engine, &mut self.port, asked) {
+            match moves::settle(&mut self.engine, &mut self.staging, asked) {
                 Ok(Ok(id)) => {
                     sequence.reuse(reused as usize);
                     self.running.push(Running { id, sequence, updates, reused });
@@ -277,7 +287,7 @@ impl<B: Backend> Batch<B> {
 
     /// Ends requests that have all their tokens, or offers them once they can be offered.
     fn end_finished(&mut self) {
-        let Self { engine, port, running, offers, fingerprint, .. } = self;
+        let Self { engine, staging, running, offers, fingerprint, .. } = self;
         let is_done = |request: &mut Running| match offers {
             Some(_) => request.left_to_offer() == 0,
             None => request.sequence.finish().is_some(),
@@ -292,7 +302,7 @@ impl<B: Backend> Batch<B> {
                 (Some(_), _) if sequence.cached() == 0 => Update::Offered(None, reused),
                 (Some(offers), _) => {
                     let request = (id, sequence.tokens());
-                    match moves::offer(engine, port, offers, *fingerprint, request) {
+                    match moves::offer(engine, staging, offers, *fingerprint, request) {
                         Ok(offered) => Update::Offered(Some(offered), reused),
                         // For example, if there is no room for the payload. The decode worker then computes the prompt
                         // again.

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
-use dsv4_kv::kv_layout::attention::KeySplit;
+use dsv4_kv::kv_layout::attention::KeyCluster;
 use dsv4_kv_model_files::ModelFiles;
 use dsv4_kv_model::{Engine, EngineLimits, Model};
 
@@ -54,15 +54,15 @@ fn on_device<B: Backend>(
         context,
         // All requests fit at once, so that none is ever preempted. If prefixes are reused, each may also hold blocks
         // of the prefix tree that another request has computed at the same time.
-        cached_tokens: max_requests
+        max_total_tokens: max_requests
             .saturating_mul(context.next_multiple_of(128))
             .saturating_mul(if checkpoints > 0 { 2 } else { 1 }),
-        step_tokens: chunk.saturating_add(max_requests),
+        max_step_tokens: chunk.saturating_add(max_requests),
         max_draft: 0,
         checkpoints,
         host_bytes: 0,
         event_capacity: if checkpoints > 0 { EVENTS } else { 0 },
-        attention_split: KeySplit::TwoBlocks,
+        attention_cluster: KeyCluster::TwoBlocks,
     };
     let mut batch = Batch::new(Engine::new(device, model, limits)?, options)?;
     let _ = ready.send(Ok(batch.ready()));

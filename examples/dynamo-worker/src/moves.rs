@@ -1,14 +1,15 @@
 //! Requests that leave for a decode worker, and that arrive from a prefill worker.
 
+use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use dsv4_kv::RequestId;
 use dsv4_kv::device::Backend;
-use dsv4_kv::transfer::{PartLayout, Port};
+use dsv4_kv::transfer::{PartLayout, TransferStaging};
 use dsv4_kv_model::Engine;
 use dsv4_kv_transfer::image::decode_manifest;
 use dsv4_kv_transfer::transport::Files;
@@ -127,13 +128,13 @@ impl Drop for Kept {
 /// Any error of the device, the cache or the transport; nothing is offered then.
 pub fn offer<B: Backend>(
     engine: &mut Engine<B>,
-    port: &mut Port<B>,
+    staging: &mut TransferStaging<B>,
     offers: &Arc<Offers>,
     fingerprint: Fingerprint,
     (id, tokens): (RequestId, &[u32]),
 ) -> Result<(Ticket, Kept)> {
     let (cache, stream) = engine.moves();
-    let mut export = cache.export(stream, port, id)?;
+    let mut export = cache.export(stream, staging, id)?;
     let at = export.positions();
     let Held { sender, start } = &mut *offers.lock();
     let mut transfer = sender.open(&export, fingerprint, (at, &tokens[..at.trunk as usize]))?;
@@ -153,12 +154,27 @@ pub fn offer<B: Backend>(
     Ok((Ticket::new(offers.control, &offer), kept))
 }
 
-/// An offer that was not loaded yet. If it is dropped before, for whatever reason, its prefill worker is told, which
-/// frees the memory.
+/// Sources of the offers that this process takes, until their requests are admitted or given up.
+static TAKEN: LazyLock<Mutex<HashSet<Source>>> = LazyLock::new(Mutex::default);
+
+fn taken() -> MutexGuard<'static, HashSet<Source>> {
+    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An offer that this process takes. If it is dropped before it was loaded, for whatever reason, its prefill worker is told,
+/// which frees the memory.
 struct Lease {
     control: SocketAddr,
     source: Source,
     is_told: bool,
+}
+
+impl Lease {
+    /// `None` if this process takes the offer already: a ticket may come twice. The source belongs to the first copy then,
+    /// and is not given up.
+    fn take(control: SocketAddr, source: Source) -> Option<Self> {
+        taken().insert(source).then_some(Self { control, source, is_told: false })
+    }
 }
 
 impl Drop for Lease {
@@ -166,6 +182,7 @@ impl Drop for Lease {
         if !self.is_told {
             Remote::new(self.control).give_up(self.source);
         }
+        taken().remove(&self.source);
     }
 }
 
@@ -180,11 +197,13 @@ impl Offered {
     /// The offer of a ticket, which must have all tokens of `prompt` but the last. Reads no payload.
     ///
     /// # Errors
-    /// A ticket that is no offer; a request of another owner or another model, or one that is too large.
+    /// A ticket that is no offer, or whose offer is taken already; a request of another owner or another model, or one that
+    /// is too large.
     pub fn new(ticket: &Ticket, own: Own<'_>, prompt: &[u32]) -> Result<Self> {
         let offer = ticket.offer().context("the ticket is no offer")?;
         let (manifest, _) = decode_manifest(&offer.manifest)?;
-        let lease = Lease { control: ticket.control, source: manifest.source, is_told: false };
+        let lease = Lease::take(ticket.control, manifest.source);
+        let lease = lease.context("the ticket has come before, and its request is on its way")?;
         manifest.check(&own.expected(prompt))?;
         let bytes = manifest.payload_bytes();
         let permits = u32::try_from(bytes.max(1).div_ceil(PERMIT)).unwrap_or(u32::MAX);
@@ -265,6 +284,8 @@ pub struct Asked {
     begun: Instant,
     /// The digest of the weights that run here.
     weights: [u8; 32],
+    /// Its prefill worker is told by the claim.
+    lease: Lease,
 }
 
 /// Loads a verified request, asks its prefill worker for it, and frees the payload.
@@ -273,22 +294,22 @@ pub struct Asked {
 /// As [`Target::load`]; an error if the cache has no room. The prefill worker is told.
 pub fn load<B: Backend>(
     engine: &mut Engine<B>,
-    port: &mut Port<B>,
+    staging: &mut TransferStaging<B>,
     (fetched, weights): (Fetched, [u8; 32]),
 ) -> Result<Asked, TransferError> {
     let (cache, stream) = engine.moves();
-    let room = cache.reserve(fetched.verified.manifest().at)?;
+    let reserved = cache.reserve(fetched.verified.manifest().at)?;
     let Fetched { verified, mut lease, _permits } = fetched;
     // From here on the target tells the prefill worker.
     lease.is_told = true;
     let (mut remote, begun) = (Remote::new(lease.control), Instant::now());
     // Connecting and answering may each take `ANSWER_TIMEOUT`.
     let until = 2 * ANSWER_TIMEOUT;
-    let mut target = Target { cache, stream, port, weights };
-    let claim = target.load(&verified, room, until, &mut remote);
+    let mut target = Target { cache, stream, staging, weights };
+    let claim = target.load(&verified, reserved, until, &mut remote);
     // Before the permits.
     drop(verified);
-    Ok(Asked { claim: claim?, remote, begun, weights })
+    Ok(Asked { claim: claim?, remote, begun, weights, lease })
 }
 
 /// Admits a request if its prefill worker has said yes. Returns the request, or `Asked` if the answer is outstanding.
@@ -297,20 +318,59 @@ pub fn load<B: Backend>(
 /// As [`Target::settle`].
 pub fn settle<B: Backend>(
     engine: &mut Engine<B>,
-    port: &mut Port<B>,
-    Asked { claim, mut remote, begun, weights }: Asked,
+    staging: &mut TransferStaging<B>,
+    Asked { claim, mut remote, begun, weights, lease }: Asked,
 ) -> Result<Result<RequestId, Asked>, TransferError> {
     let (cache, stream) = engine.moves();
-    match (Target { cache, stream, port, weights }).settle(begun.elapsed(), claim, &mut remote)? {
+    match (Target { cache, stream, staging, weights }).settle(
+        begun.elapsed(),
+        claim,
+        &mut remote,
+    )? {
         Claimed::Admitted(id) => Ok(Ok(id)),
-        Claimed::Waits(claim) => Ok(Err(Asked { claim, remote, begun, weights })),
+        Claimed::Waits(claim) => Ok(Err(Asked { claim, remote, begun, weights, lease })),
     }
 }
 
 /// Gives a request up that was asked for.
-pub fn give_up<B: Backend>(engine: &mut Engine<B>, port: &mut Port<B>, asked: Asked) {
+pub fn give_up<B: Backend>(engine: &mut Engine<B>, staging: &mut TransferStaging<B>, asked: Asked) {
     let (cache, stream) = engine.moves();
-    let Asked { claim, mut remote, weights, .. } = asked;
+    let Asked { claim, mut remote, weights, lease: _lease, .. } = asked;
     // This fails only for a claim of another cache.
-    let _ = Target { cache, stream, port, weights }.give_up(claim, &mut remote);
+    let _ = Target { cache, stream, staging, weights }.give_up(claim, &mut remote);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read};
+
+    use super::*;
+
+    /// A second copy of a ticket is refused while the first one is on its way, and does not give its source up.
+    #[test]
+    fn a_ticket_that_comes_twice_is_taken_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let control = listener.local_addr().unwrap();
+        let [source, other] = [1, 2].map(|lease| Source { epoch: 7, lease });
+        let first = Lease::take(control, source).expect("the first copy");
+        assert!(Lease::take(control, source).is_none(), "the second one");
+        drop(Lease::take(control, other).expect("another offer"));
+        // Only the other one was given up.
+        let told = |listener: &TcpListener| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut question: Question = [0; 17];
+            stream.read_exact(&mut question).unwrap();
+            asked(question)
+        };
+        assert_eq!(told(&listener), Some((Asks::GivesUp, other)));
+        listener.set_nonblocking(true).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        listener.set_nonblocking(false).unwrap();
+        drop(first);
+        assert_eq!(told(&listener), Some((Asks::GivesUp, source)));
+        // It may be offered anew.
+        let mut again = Lease::take(control, source).expect("the first one has ended");
+        again.is_told = true;
+    }
 }

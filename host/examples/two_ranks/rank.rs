@@ -184,8 +184,8 @@ impl<B: Backend> Rank<B> {
     /// All bytes of a request.
     fn state(&mut self, id: RequestId) -> Result<Vec<u8>> {
         let Self { cache, stream, .. } = self;
-        let mut port = cache.open_port()?;
-        let mut export = cache.export(stream, &mut port, id)?;
+        let mut staging = cache.new_transfer_staging()?;
+        let mut export = cache.export(stream, &mut staging, id)?;
         let mut bytes = vec![0; export.layout().bytes(export.positions()) as usize];
         export.all(&mut bytes)?;
         Ok(bytes)

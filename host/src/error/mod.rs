@@ -97,7 +97,7 @@ pub enum KvError {
     OutOfCheckpoints {
         /// Checkpoints that are needed.
         needed: u32,
-        /// Checkpoints that are free, or held by nothing but the prefix tree and answers.
+        /// Checkpoints that are free, or held by nothing but the prefix tree and outputs.
         free: u32,
     },
     /// The queue of prefetches is full.
@@ -163,10 +163,10 @@ pub enum KvError {
         /// The request that was saved, by the id that it was admitted under.
         saved: RequestId,
     },
-    /// The handle is of a request that was released, or never admitted.
+    /// The id is of a request that was released, or never admitted.
     #[error("no such request: {request}; it was released, or never admitted")]
     UnknownRequest {
-        /// The handle.
+        /// The id.
         request: RequestId,
     },
     /// The id was given out by another cache.
@@ -189,7 +189,7 @@ pub enum KvError {
     Overwritten {
         /// The request.
         request: RequestId,
-        /// The step's layer group.
+        /// The layer group.
         group: LayerGroup,
         /// Final tokens it has.
         committed: u32,
@@ -250,7 +250,7 @@ pub enum KvError {
         /// Who set it.
         by: LimitedBy,
     },
-    /// More requests than the cache has slots for.
+    /// More requests than a step may have: the cache's `max_requests`, or its bucket's.
     #[error("the step has {requests} requests; {by} {limit} ({})", by.setting("max_requests", "requests"))]
     TooManyRequests {
         /// Requests of the step.

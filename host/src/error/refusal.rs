@@ -39,11 +39,11 @@ const RESULTS: [&str; 13] = [
     "lse",
     "maxima",
     "out",
-    "part_softmax",
-    "part_sums",
     "records",
     "scores",
     "selected",
+    "split_out",
+    "split_softmax",
     "tile",
 ];
 

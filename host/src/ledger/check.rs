@@ -28,7 +28,7 @@ impl Ledger {
         let (mut context, mut new_blocks) = (0, 0);
         self.growing.clear();
         // Local copies, so that the loop finds these in registers and does not load them through `self`.
-        let (needs, rollback) = (self.block_needs(group), self.rollback_tokens);
+        let (needs, max_decode_tokens) = (self.block_needs(group), self.max_decode_tokens);
         let Self { requests, growing, .. } = self;
         let mut check = requests.check();
         for part in step {
@@ -36,8 +36,8 @@ impl Ledger {
                 return Err(self.refused(part.id));
             };
             let (progress, held) = (request.groups[group.index()], request.blocks.len() as u32);
-            if met | !takes_part(limits, rollback, part, progress) {
-                return Err(refusal(group, limits, rollback, part, progress));
+            if met | !takes_part(limits, max_decode_tokens, part, progress) {
+                return Err(refusal(group, limits, max_decode_tokens, part, progress));
             }
             tokens += u64::from(part.tokens);
             tokens_per_request = tokens_per_request.max(part.tokens);
@@ -54,8 +54,8 @@ impl Ledger {
         }
         self.require_blocks(new_blocks)?;
         let requests = step.len() as u32;
-        let (tokens, saves) = (tokens as u32, None);
-        Ok(StepPlan { tokens, tokens_per_request, requests, context, new_blocks, saves })
+        let (tokens, ring_copies) = (tokens as u32, None);
+        Ok(StepPlan { tokens, tokens_per_request, requests, context, new_blocks, ring_copies })
     }
 
     /// The blocks that requests need for a step of `group`. Draft layers store no entries.
@@ -79,10 +79,15 @@ impl BlockNeeds {
 
 /// Whether a request with this progress can take part in a step: [`refusal`] without the reason.
 #[inline]
-fn takes_part(limits: &StepLimits, rollback: u32, part: &StepRequest, progress: Progress) -> bool {
+fn takes_part(
+    limits: &StepLimits,
+    max_decode_tokens: u32,
+    part: &StepRequest,
+    progress: Progress,
+) -> bool {
     let end = u64::from(part.start) + u64::from(part.tokens);
     // `&` instead of `&&`, to avoid branches: all operands are in registers.
-    progress.can_resume_at(progress.committed, rollback)
+    progress.can_resume_at(progress.committed, max_decode_tokens)
         & (part.start == progress.committed)
         & (part.tokens != 0)
         & (end <= u64::from(limits.context))
@@ -94,13 +99,13 @@ fn takes_part(limits: &StepLimits, rollback: u32, part: &StepRequest, progress: 
 fn refusal(
     group: LayerGroup,
     limits: &StepLimits,
-    rollback: u32,
+    max_decode_tokens: u32,
     part: &StepRequest,
     progress: Progress,
 ) -> KvError {
     let (request, by) = (part.id, limits.by);
     let committed = progress.committed;
-    if !progress.can_resume_at(committed, rollback) {
+    if !progress.can_resume_at(committed, max_decode_tokens) {
         return KvError::Overwritten { request, group, committed };
     }
     if part.start != committed {

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use dsv4_kv_prefix::{Counts, Lease, Need, PinRefused, ReuseStats, RootKey};
+use dsv4_kv_prefix::{Lease, Need, PinRefused, RootKey};
 
 use super::Ledger;
 use super::open_step::StepRequest;
 use super::prefix_tree::Prompt;
-use super::prefix_tree::Tree;
 use crate::error::KvError;
 
 impl Ledger {
@@ -17,11 +16,11 @@ impl Ledger {
     /// [`KvError::OutOfBlocks`] if too few can be evicted; then nothing is evicted.
     pub(super) fn require_blocks(&mut self, needed: u32) -> Result<(), KvError> {
         let short = needed.saturating_sub(self.blocks.free());
-        let is_free = match self.sharing_parts() {
+        let is_free = match self.prefix_cache_parts() {
             None => short == 0,
-            Some((sharing, _, mut pools)) => {
+            Some((prefix_cache, _, mut pools)) => {
                 let need = Need { blocks: short, checkpoints: 0 };
-                sharing.tree.evict(need, |freed| pools.take_back(freed)).is_ok()
+                prefix_cache.tree.evict(need, |freed| pools.take_back(freed)).is_ok()
             }
         };
         if is_free {
@@ -32,18 +31,19 @@ impl Ledger {
     }
 
     /// Evicts until `saves` checkpoints are free, or as many as possible. If the prefix tree has too few to evict,
-    /// gives up the checkpoints of answers.
+    /// gives up the checkpoints of outputs.
     pub(super) fn make_room_for_saves(&mut self, saves: u32) {
         let short = saves.saturating_sub(self.checkpoints.free());
-        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
-        let checkpoints = short.min(sharing.tree.counts().evictable_checkpoints);
-        let evicted =
-            sharing.tree.evict(Need { blocks: 0, checkpoints }, |freed| pools.take_back(freed));
+        let Some((prefix_cache, _, mut pools)) = self.prefix_cache_parts() else { return };
+        let checkpoints = short.min(prefix_cache.tree.counts().evictable_checkpoints);
+        let evicted = prefix_cache
+            .tree
+            .evict(Need { blocks: 0, checkpoints }, |freed| pools.take_back(freed));
         debug_assert!(evicted.is_ok(), "so many can be evicted: {evicted:?}");
         self.give_up_outputs(saves.saturating_sub(self.checkpoints.free()));
     }
 
-    /// Checkpoints that are free, can be evicted, or are kept aside for answers.
+    /// Checkpoints that are free, can be evicted, or are kept aside for outputs.
     pub(super) fn obtainable_checkpoints(&self) -> u32 {
         let evictable = self.tree_counts().evictable_checkpoints;
         self.checkpoints.free() + evictable + self.output_checkpoints()
@@ -52,7 +52,7 @@ impl Ledger {
     /// Number of checkpoints that a step would write if enough were free.
     pub(super) fn wanted_in(&self, step: &[StepRequest]) -> u32 {
         let wanted = |part: &StepRequest| {
-            let wanted = self.saves.of(part.id.slot()).iter();
+            let wanted = self.wanted.of(part.id.slot()).iter();
             wanted.filter(|&&at| (part.start + 1..=part.start + part.tokens).contains(&at)).count()
         };
         step.iter().map(|part| wanted(part) as u32).sum()
@@ -65,25 +65,13 @@ impl Ledger {
         self.tree_counts().evictable_blocks
     }
 
-    /// Of the blocks that a request with this prompt would share ([`Self::admit_with`]), those that are referenced
-    /// already. The others are among the evictable blocks until it is admitted. Changes nothing, and counts as no use.
+    /// Number of this prompt's cached blocks that other requests hold already: admitting it does not lower
+    /// [`Self::evictable_blocks`] by these. A lookup: it changes nothing, and does not count as a use.
     #[must_use]
     pub fn referenced_blocks(&self, prompt: &Prompt<'_>) -> u32 {
-        let Some(sharing) = self.sharing.as_ref() else { return 0 };
+        let Some(prefix_cache) = self.prefix_cache.as_ref() else { return 0 };
         let shared = self.shared_prompt(prompt);
-        shared.map_or(0, |(root, tokens)| sharing.tree.referenced(&root, tokens))
-    }
-
-    /// Counts of the blocks and checkpoints in the prefix tree.
-    #[must_use]
-    pub fn tree_counts(&self) -> Counts {
-        self.sharing.as_ref().map_or(Counts::default(), |sharing| sharing.tree.counts())
-    }
-
-    /// Tokens of prompts that were reused, and why others were not.
-    #[must_use]
-    pub fn reuse_stats(&self) -> ReuseStats {
-        self.sharing.as_ref().map_or(ReuseStats::default(), |sharing| sharing.tree.stats())
+        shared.map_or(0, |(root, tokens)| prefix_cache.tree.referenced(&root, tokens))
     }
 
     /// Keeps the blocks and checkpoints of the whole blocks of a prefix, down to its deepest checkpoint, until
@@ -95,38 +83,20 @@ impl Ledger {
     /// [`PinRefused`], also if nothing can be shared in this cache.
     pub fn pin(&mut self, prefix: &Prompt<'_>, until: Duration) -> Result<Lease, PinRefused> {
         self.attach_saved();
-        let sharing = self.sharing.as_mut().ok_or(PinRefused::NothingThere)?;
-        let root = RootKey::new(prefix.salt, prefix.adapter, &sharing.model);
-        sharing.tree.pin(&root, prefix.tokens, until)
+        let prefix_cache = self.prefix_cache.as_mut().ok_or(PinRefused::NothingThere)?;
+        let root = RootKey::new(prefix.salt, prefix.adapter, &prefix_cache.model);
+        prefix_cache.tree.pin(&root, prefix.tokens, until)
     }
 
     /// Ends a lease; `false` if it has expired, or belongs to another cache.
     pub fn unpin(&mut self, lease: Lease) -> bool {
-        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return false };
-        sharing.tree.unpin(lease, |freed| pools.take_back(freed)).unwrap_or(false)
+        let Some((prefix_cache, _, mut pools)) = self.prefix_cache_parts() else { return false };
+        prefix_cache.tree.unpin(lease, |freed| pools.take_back(freed)).unwrap_or(false)
     }
 
     /// Ends the leases whose time is before `now`; returns their number.
     pub fn expire(&mut self, now: Duration) -> usize {
-        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return 0 };
-        sharing.tree.expire(now, |freed| pools.take_back(freed))
-    }
-
-    /// The prefix tree; `None` if nothing can be shared.
-    pub(crate) fn tree(&self) -> Option<&Tree> {
-        self.sharing.as_ref().map(|sharing| &sharing.tree)
-    }
-
-    /// The prefix tree, mutable; `None` if nothing can be shared.
-    pub(crate) fn tree_mut(&mut self) -> Option<&mut Tree> {
-        self.sharing.as_mut().map(|sharing| &mut sharing.tree)
-    }
-
-    /// Counts everything in the prefix tree again, for tests.
-    ///
-    /// # Errors
-    /// Describes the first inconsistency.
-    pub fn audit(&self) -> Result<(), String> {
-        self.sharing.as_ref().map_or(Ok(()), |sharing| sharing.tree.audit())
+        let Some((prefix_cache, _, mut pools)) = self.prefix_cache_parts() else { return 0 };
+        prefix_cache.tree.expire(now, |freed| pools.take_back(freed))
     }
 }

@@ -3,7 +3,7 @@
 use kv_layout::geometry::BLOCK_TOKENS;
 
 use super::Ledger;
-use crate::block::{Block, Held};
+use crate::block::{Block, RequestBlock};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId};
 
@@ -45,7 +45,8 @@ impl Ledger {
         // The request may hold more blocks than `needed`, for tokens that were rejected.
         let needed = self.blocks_of(committed);
         let shared = needed.min(committed / BLOCK_TOKENS);
-        let last = request.blocks.get(shared as usize).map(Held::id).filter(|_| shared < needed);
+        let last =
+            request.blocks.get(shared as usize).map(RequestBlock::id).filter(|_| shared < needed);
         let id = self.admit()?;
         if last.is_some()
             && let Err(error) = self.require_blocks(1)
@@ -68,12 +69,12 @@ impl Ledger {
         }
         if let Some(request) = requests.get_mut(id) {
             request.blocks.extend(both.0);
-            request.blocks.extend(copied.map(|(_, block)| Held::Own(block)));
+            request.blocks.extend(copied.map(|(_, block)| RequestBlock::Own(block)));
             request.groups = both.1;
         }
         // Blocks of the prefix tree stay for the new request only if it has a reference of its own.
         let committed = self.committed(id).unwrap_or(0);
-        self.fork_sharing(of.slot(), id.slot(), committed);
+        self.fork_prefix(of.slot(), id.slot(), committed);
         id
     }
 

@@ -9,33 +9,33 @@
 //! | `check.rs` | checks of a step, before anything changes |
 //! | `open_step.rs` | types of a step: `StepRequest`, `Accepted`, `StepPlan`, the open step |
 //! | `wanted_checkpoints.rs` | positions at which checkpoints of requests are wanted |
-//! | `saves.rs` | checkpoints written during and after steps |
+//! | `save_in_steps.rs` | checkpoints that steps write, or that are saved after a step |
 //! | `prefix_tree.rs` | the prefix tree and each request's node in it |
 //! | `prefix_reuse.rs` | prefix match on admission, block registration on commit |
 //! | `eviction.rs` | eviction and leases |
 //! | `offers.rs` | checkpoints offered to a lower tier |
-//! | `answer_checkpoints.rs` | checkpoints of answers |
-//! | `save_restore.rs` | save and restore of checkpoints |
+//! | `output_checkpoints.rs` | checkpoints of outputs |
+//! | `save_between_steps.rs` | save and restore of checkpoints between steps |
 //! | `fork.rs` | forked requests |
 //! | `suspend.rs` | suspended requests |
-//! | `tier.rs` | transfers between the prefix tree and a lower tier |
+//! | `tier.rs` | prefixes that leave and enter the tree: lower tier, other caches |
 //! | `transfer.rs` | requests that move between caches |
 //! | `step.rs` | a step: begin, commit, reject |
 //! | `slot_queue.rs` | values by slot, in the order in which they were set |
 //! | `unit_list.rs` | freed blocks and slots that are to be poisoned |
 
-mod answer_checkpoints;
 mod check;
 mod eviction;
 mod fork;
 mod limits;
 mod offers;
 mod open_step;
+mod output_checkpoints;
 mod prefix_reuse;
 mod prefix_tree;
 pub(crate) mod requests;
-mod save_restore;
-mod saves;
+mod save_between_steps;
+mod save_in_steps;
 mod slot_queue;
 mod step;
 mod suspend;
@@ -44,12 +44,13 @@ mod transfer;
 pub(crate) mod unit_list;
 mod wanted_checkpoints;
 
+use dsv4_kv_prefix::{Counts, ReuseStats};
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
 use serde::Serialize;
 
 pub use open_step::{Accepted, StepPlan, StepRequest, Written};
 
-use crate::block::{self, BlockPool, BlockShares, Held};
+use crate::block::{self, BlockPool, BlockShares, RequestBlock};
 use crate::checkpoints::CheckpointPool;
 use crate::config::CacheConfig;
 use crate::error::KvError;
@@ -61,12 +62,12 @@ use crate::pool_kind::PoolUnit;
 use crate::step_meta::StepLayout;
 pub(crate) use fork::Fork;
 use open_step::{Growth, OpenStep};
+pub(crate) use open_step::{largest_layout, may_save};
 pub(crate) use prefix_tree::RequestPrefix;
 pub use prefix_tree::{Admission, Prompt};
-use prefix_tree::{Pools, Sharing};
+use prefix_tree::{Pools, PrefixCache, Tree};
 pub(crate) use tier::{LoadTarget, StoreSource};
-use wanted_checkpoints::Saves;
-pub(crate) use wanted_checkpoints::{largest_layout, may_save};
+use wanted_checkpoints::WantedCheckpoints;
 
 /// Records which request holds which slot, blocks and checkpoints, and which of these are free. The prefix tree is
 /// left out of the serialised form, which is for reports and comparisons.
@@ -94,19 +95,19 @@ pub struct Ledger {
     #[serde(skip)]
     growing: Vec<Growth>,
     /// Positions at which checkpoints of requests are wanted, and checkpoints that were saved.
-    saves: Saves,
-    /// The prefix tree and each request's place in it; `None` if nothing can be shared.
+    wanted: WantedCheckpoints,
+    /// The prefix tree and each request's reference to it; `None` if nothing can be shared.
     #[serde(skip)]
-    sharing: Option<Box<Sharing>>,
-    /// Blocks that were freed since the last `take_freed`; none unless the cache is poisoned.
+    prefix_cache: Option<Box<PrefixCache>>,
+    /// Blocks that were freed since the last `take_to_poison`; none unless the cache is poisoned.
     #[serde(skip)]
-    freed: UnitList,
+    to_poison: UnitList,
     /// Blocks in a request's row of the block table.
     max_blocks: u32,
     /// Limits of a step, from the configuration of the cache.
     limits: StepLimits,
-    /// Positions that can be taken back: `max_draft` + 1.
-    rollback_tokens: u32,
+    /// Most tokens of a request in a decode step, `max_draft` + 1. So many positions can be taken back.
+    max_decode_tokens: u32,
 }
 
 impl Ledger {
@@ -135,15 +136,15 @@ impl Ledger {
             }),
             largest_layout: largest_layout(LayerGroup::Trunk, config),
             max_blocks: config.max_blocks_per_request(),
-            ring: swa_ring_rows(config.step_tokens_with_rollback()),
+            ring: swa_ring_rows(config.max_decode_tokens()),
             has_entries,
             has_drafts: !config.group_layers(LayerGroup::Draft).is_empty(),
             growing: Vec::with_capacity(config.max_requests as usize),
-            saves: Saves::new(config),
-            sharing: Sharing::new(config, has_entries),
-            freed: UnitList::new(if config.poison { config.num_blocks } else { 0 }),
+            wanted: WantedCheckpoints::new(config),
+            prefix_cache: PrefixCache::new(config, has_entries),
+            to_poison: UnitList::new(if config.poison { config.num_blocks } else { 0 }),
             limits: StepLimits::of_cache(config),
-            rollback_tokens: config.step_tokens_with_rollback(),
+            max_decode_tokens: config.max_decode_tokens(),
         })
     }
 
@@ -170,10 +171,10 @@ impl Ledger {
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
         self.request(id)?;
         self.check_in_no_step(id)?;
-        self.stop_sharing(id.slot());
-        self.saves.forget(id.slot());
-        let Self { requests, shares, blocks, checkpoints, freed, .. } = self;
-        let mut pools = Pools { blocks, checkpoints, freed };
+        self.leave_prefix_cache(id.slot());
+        self.wanted.forget(id.slot());
+        let Self { requests, shares, blocks, checkpoints, to_poison, .. } = self;
+        let mut pools = Pools { blocks, checkpoints, to_poison };
         // In reverse, so that the pool hands them out again in the same order.
         pools.give_up(requests.release(id).into_iter().flatten(), shares);
         Ok(())
@@ -188,18 +189,18 @@ impl Ledger {
     /// [`KvError::Overwritten`] after a rejected step of more tokens than that, or a restore that failed.
     pub fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
         let group = LayerGroup::Draft;
-        let (rollback, is_open) = (self.rollback_tokens, self.is_in_step(group, id));
+        let (max_decode_tokens, is_open) = (self.max_decode_tokens, self.is_in_step(group, id));
         let request = self.request_mut(id)?;
         let progress = &mut request.groups[group.index()];
         if is_open {
             return Err(KvError::RequestInStep { request: id, group });
         }
         let Progress { committed: written, written_to, .. } = *progress;
-        if !progress.can_resume_at(written, rollback) {
+        if !progress.can_resume_at(written, max_decode_tokens) {
             return Err(KvError::Overwritten { request: id, group, committed: written });
         }
-        if committed > written || !progress.can_resume_at(committed, rollback) {
-            let (to, earliest) = (committed, written_to.saturating_sub(rollback));
+        if committed > written || !progress.can_resume_at(committed, max_decode_tokens) {
+            let (to, earliest) = (committed, written_to.saturating_sub(max_decode_tokens));
             return Err(KvError::CannotRewind { request: id, to, committed: written, earliest });
         }
         progress.committed = committed;
@@ -243,7 +244,7 @@ impl Ledger {
         &self,
         id: RequestId,
     ) -> Result<impl ExactSizeIterator<Item = BlockId>, KvError> {
-        self.request(id).map(|request| request.blocks.iter().map(Held::id))
+        self.request(id).map(|request| request.blocks.iter().map(RequestBlock::id))
     }
 
     /// For each block of a request, in the order of its tokens, whether this request alone holds it. The other blocks
@@ -255,7 +256,7 @@ impl Ledger {
         &self,
         id: RequestId,
     ) -> Result<impl ExactSizeIterator<Item = bool>, KvError> {
-        self.request(id).map(|request| request.blocks.iter().map(Held::is_own))
+        self.request(id).map(|request| request.blocks.iter().map(RequestBlock::is_own))
     }
 
     /// Blocks that are free.
@@ -282,6 +283,53 @@ impl Ledger {
         self.requests.live()
     }
 
+    /// Counts of the blocks and checkpoints in the prefix tree.
+    #[must_use]
+    pub fn tree_counts(&self) -> Counts {
+        self.prefix_cache
+            .as_ref()
+            .map_or(Counts::default(), |prefix_cache| prefix_cache.tree.counts())
+    }
+
+    /// Tokens of prompts that were reused, and why others were not.
+    #[must_use]
+    pub fn reuse_stats(&self) -> ReuseStats {
+        self.prefix_cache
+            .as_ref()
+            .map_or(ReuseStats::default(), |prefix_cache| prefix_cache.tree.stats())
+    }
+
+    /// Counts everything in the prefix tree again, for tests.
+    ///
+    /// # Errors
+    /// Describes the first inconsistency.
+    pub fn audit(&self) -> Result<(), String> {
+        self.prefix_cache.as_ref().map_or(Ok(()), |prefix_cache| prefix_cache.tree.audit())
+    }
+
+    /// The prefix tree; `None` if nothing can be shared.
+    pub(crate) fn tree(&self) -> Option<&Tree> {
+        self.prefix_cache.as_ref().map(|prefix_cache| &prefix_cache.tree)
+    }
+
+    /// The prefix tree, mutable; `None` if nothing can be shared.
+    pub(crate) fn tree_mut(&mut self) -> Option<&mut Tree> {
+        self.prefix_cache.as_mut().map(|prefix_cache| &mut prefix_cache.tree)
+    }
+
+    /// Removes and returns the blocks that were freed since the last call; none unless the cache is poisoned.
+    pub(crate) fn take_to_poison(&mut self) -> impl Iterator<Item = BlockId> {
+        std::iter::from_fn(|| self.to_poison.pop().map(BlockId))
+    }
+
+    /// Refuses a request that takes part in an open step.
+    fn check_in_no_step(&self, id: RequestId) -> Result<(), KvError> {
+        match LayerGroup::ALL.into_iter().find(|&group| self.is_in_step(group, id)) {
+            Some(group) => Err(KvError::RequestInStep { request: id, group }),
+            None => Ok(()),
+        }
+    }
+
     fn request(&self, id: RequestId) -> Result<&Request, KvError> {
         self.requests.get(id).ok_or_else(|| self.refused(id))
     }
@@ -293,8 +341,8 @@ impl Ledger {
 
     /// The pools that take back released blocks and checkpoints.
     fn pools(&mut self) -> Pools<'_> {
-        let Self { blocks, checkpoints, freed, .. } = self;
-        Pools { blocks, checkpoints, freed }
+        let Self { blocks, checkpoints, to_poison, .. } = self;
+        Pools { blocks, checkpoints, to_poison }
     }
 
     /// The error for an id that names no request of this ledger.

@@ -1,10 +1,12 @@
-//! The types that describe a step to the ledger: its requests, the open step, and its outcome.
+//! The types that describe a step to the ledger: its requests, the open step, and its outcome; the largest layout of
+//! its StepMeta.
 
 use serde::Serialize;
 
 use crate::bucket::Bucket;
 use crate::checkpoints::CheckpointStorage;
-use crate::ids::{RequestId, SlotId};
+use crate::config::CacheConfig;
+use crate::ids::{LayerGroup, RequestId, SlotId};
 use crate::step_meta::StepLayout;
 
 /// The part of one request in a step.
@@ -54,7 +56,7 @@ pub struct StepPlan {
     pub new_blocks: u32,
     /// `Some` if the step may write checkpoints: the number of them that need rows copied from the rings
     /// before the step.
-    pub saves: Option<u32>,
+    pub ring_copies: Option<u32>,
 }
 
 impl StepPlan {
@@ -66,7 +68,7 @@ impl StepPlan {
 
     const fn layout_of(self, tokens: u32) -> StepLayout {
         let layout = StepLayout::new(tokens, self.new_blocks);
-        match self.saves {
+        match self.ring_copies {
             None => layout,
             Some(copies) => layout.saving(copies),
         }
@@ -85,6 +87,18 @@ pub enum Written {
     Nothing,
     /// A kernel of a layer was queued.
     Rows,
+}
+
+/// Whether steps of a group can write checkpoints: only those of the trunk, in a cache with checkpoints.
+pub(crate) fn may_save(group: LayerGroup, config: &CacheConfig) -> bool {
+    group == LayerGroup::Trunk && config.num_checkpoints > 0
+}
+
+/// The largest layout of the StepMeta of a group's steps.
+pub(crate) fn largest_layout(group: LayerGroup, config: &CacheConfig) -> StepLayout {
+    let layout = StepLayout::largest(config.max_step_tokens, config.max_requests);
+    // One copy per request at most: only its first checkpoint in a step has rows from before the step.
+    if may_save(group, config) { layout.saving(config.max_requests) } else { layout }
 }
 
 /// The step that a group runs, if any.

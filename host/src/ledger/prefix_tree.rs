@@ -1,4 +1,4 @@
-//! The prefix tree of a ledger, and each request's place in it.
+//! The prefix tree of a ledger, and each request's reference to it.
 
 use dsv4_kv_prefix::{
     Checkpoints, Freed, Limits, Origin, Placement, PrefixTree, Reference, ScoredLru,
@@ -7,7 +7,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 
 use super::offers::Offers;
 use super::slot_queue::SlotQueue;
-use crate::block::{BLOCK, Block, BlockPool, BlockShares, Held};
+use crate::block::{BLOCK, Block, BlockPool, BlockShares, RequestBlock};
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint};
 use crate::config::CacheConfig;
 use crate::ids::{RequestId, SlotId};
@@ -46,23 +46,9 @@ pub struct Admission {
     pub matched: u32,
 }
 
-impl Offers {
-    /// Attaches a checkpoint to the tree and offers it to the lower tier. Returns the checkpoint if the
-    /// tree does not take it.
-    pub fn attach(
-        &mut self,
-        tree: &mut Tree,
-        (reference, blocks, origin): (&Reference, u32, Origin),
-        saved: SavedCheckpoint,
-    ) -> Option<SavedCheckpoint> {
-        let attached = tree.attach(reference, blocks, origin, saved);
-        attached.map(|place| self.add(place)).err().map(|not_taken| not_taken.0)
-    }
-}
-
 /// The prefix tree and the requests that use it, in a cache with checkpoints.
 #[derive(Debug)]
-pub(super) struct Sharing {
+pub(super) struct PrefixCache {
     pub tree: Tree,
     pub placement: Placement,
     /// Identity of model and formats, the same for all requests of this cache.
@@ -71,9 +57,9 @@ pub(super) struct Sharing {
     pub offers: Offers,
     /// By slot.
     pub of_slot: Vec<Option<RequestPrefix>>,
-    /// Whether checkpoints of answers are kept.
+    /// Whether checkpoints of outputs are kept.
     pub keeps_outputs: bool,
-    /// The last checkpoint of each running request's answer, the oldest first. It moves to the tree when the request
+    /// The last checkpoint of each running request's output, the oldest first. It moves to the tree when the request
     /// ends, or is given up earlier when room is needed.
     pub outputs: SlotQueue<SavedCheckpoint>,
     /// Most tokens of a request whose ids are known and that are not registered in the tree: part of
@@ -92,7 +78,7 @@ pub(crate) struct RequestPrefix {
     pub(super) prompt: (u32, Box<[u32]>),
     /// Boundaries of its prompt at which it is saved.
     pub(super) checkpoints: Checkpoints,
-    /// Next boundary at which its answer is saved.
+    /// Next boundary at which its output is saved.
     pub(super) next_output: u32,
     /// Whether its blocks can still be registered: all token ids were given, and no closed block is shared with a fork.
     pub(super) can_register: bool,
@@ -103,19 +89,19 @@ pub(super) struct Pools<'l> {
     pub blocks: &'l mut BlockPool,
     pub checkpoints: &'l mut CheckpointPool,
     /// Freed blocks that the manager still has to poison.
-    pub freed: &'l mut UnitList,
+    pub to_poison: &'l mut UnitList,
 }
 
 impl Pools<'_> {
     /// Returns a block to the pool, and marks it for poisoning.
     pub fn free_block(&mut self, block: Block) {
-        self.freed.add(block.id().0);
+        self.to_poison.add(block.id().0);
         self.blocks.give_back(block);
     }
 
     /// Releases blocks of a request, and frees those that neither another request nor the prefix tree
     /// holds. The pool hands out the last of them first.
-    pub fn give_up(&mut self, held: impl Iterator<Item = Held>, shares: &mut BlockShares) {
+    pub fn give_up(&mut self, held: impl Iterator<Item = RequestBlock>, shares: &mut BlockShares) {
         held.filter_map(|held| shares.give_up(held)).for_each(|block| self.free_block(block));
     }
 
@@ -128,7 +114,7 @@ impl Pools<'_> {
     }
 }
 
-impl Sharing {
+impl PrefixCache {
     /// `None` in a cache without checkpoints, or whose layers store no entries: nothing can be shared there.
     pub fn new(config: &CacheConfig, has_entries: bool) -> Option<Box<Self>> {
         if config.num_checkpoints == 0 || !has_entries {
@@ -140,7 +126,7 @@ impl Sharing {
             checkpoint_bytes: state_layout::checkpoint_bytes(&schema),
             lease_bytes: config.lease_bytes,
             remembered: REMEMBERED,
-            room: config.num_blocks,
+            reserved_blocks: config.num_blocks,
         };
         let (blocks, checkpoints) = (config.num_blocks.into(), config.num_checkpoints.into());
         let capacity = limits.block_bytes.saturating_mul(blocks);
@@ -150,7 +136,7 @@ impl Sharing {
         tree.log_events(config.event_capacity);
         Some(Box::new(Self {
             tree,
-            placement: Placement { block_tokens: BLOCK_TOKENS, junctions: true, interval },
+            placement: Placement { block_tokens: BLOCK_TOKENS, branch_points: true, interval },
             model: config.identity(),
             offers: Offers::default(),
             of_slot: (0..config.max_requests).map(|_| None).collect(),
@@ -185,17 +171,17 @@ impl RequestPrefix {
         self.next_output = 0;
     }
 
-    /// The first token id of a commit, `told`, that differs from the prompt: its index in `told`,
-    /// and the prompt's token.
-    pub fn first_mismatch(&self, committed: u32, told: &[u32]) -> Option<(usize, u32)> {
+    /// The first of the `committed_tokens` of a commit that differs from the prompt: its index among them, and the
+    /// prompt's token. `committed`: the request's tokens before the commit.
+    pub fn first_mismatch(&self, committed: u32, committed_tokens: &[u32]) -> Option<(usize, u32)> {
         let (start, prompt) = &self.prompt;
         let rest = prompt.get(committed.checked_sub(*start)? as usize..)?;
-        let at = rest.iter().zip(told).position(|(token, told)| token != told)?;
+        let at = rest.iter().zip(committed_tokens).position(|(token, new)| token != new)?;
         Some((at, rest[at]))
     }
 
-    /// Where in the tree a checkpoint of the request belongs; `None` if its blocks are not registered.
-    pub fn place_of(&self, saved: &SavedCheckpoint) -> Option<(&Reference, u32, Origin)> {
+    /// Where a checkpoint of the request is attached to the tree; `None` if its blocks are not registered.
+    pub fn attach_point(&self, saved: &SavedCheckpoint) -> Option<(&Reference, u32, Origin)> {
         let boundary = saved.boundary();
         let planned = self.checkpoints.after(boundary - 1).filter(|&(at, _)| at == boundary);
         // A checkpoint of the prompt that was not planned: the caller asked for it.

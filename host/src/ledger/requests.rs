@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::block::Held;
+use crate::block::RequestBlock;
 use crate::ids::{CacheId, RequestId, SlotId};
 
 /// Progress of a request in one layer group.
@@ -20,14 +20,14 @@ pub(crate) struct Progress {
 impl Progress {
     /// The progress of a request whose rows came from a checkpoint or another cache. It has only the rows that position
     /// `committed` needs, so it cannot go back to an earlier position.
-    pub fn restored(committed: u32, rollback: u32) -> Self {
-        Self { committed, written_to: committed.saturating_add(rollback), in_step: 0 }
+    pub fn restored(committed: u32, max_decode_tokens: u32) -> Self {
+        Self { committed, written_to: committed.saturating_add(max_decode_tokens), in_step: 0 }
     }
 
     /// Whether the rings still hold every row that a query at position `committed` needs: they keep
-    /// `rollback` rows more than a window, so at most as many positions can be taken back.
-    pub fn can_resume_at(self, committed: u32, rollback: u32) -> bool {
-        self.written_to.saturating_sub(committed) <= rollback
+    /// `max_decode_tokens` rows more than a window, so at most as many positions can be taken back.
+    pub fn can_resume_at(self, committed: u32, max_decode_tokens: u32) -> bool {
+        self.written_to.saturating_sub(committed) <= max_decode_tokens
     }
 
     /// The progress when the open step has run, and `accepted` of its tokens became final.
@@ -44,7 +44,7 @@ impl Progress {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Request {
     /// Its blocks, in the order of its tokens: the block table.
-    pub blocks: Vec<Held>,
+    pub blocks: Vec<RequestBlock>,
     /// By [`crate::LayerGroup::index`].
     pub groups: [Progress; 2],
 }
@@ -150,7 +150,7 @@ impl Requests {
     }
 
     /// Frees the slot. Returns the request's blocks, the last one first; `None` if there is no such request.
-    pub fn release(&mut self, id: RequestId) -> Option<impl Iterator<Item = Held>> {
+    pub fn release(&mut self, id: RequestId) -> Option<impl Iterator<Item = RequestBlock>> {
         self.get(id)?;
         self.free.push(id.slot());
         let Slot { turns, request, .. } = &mut self.slots[id.slot().0 as usize];
@@ -160,7 +160,7 @@ impl Requests {
     }
 
     /// Frees the slot. Returns the request's blocks, in order, and its progress; `None` if there is no such request.
-    pub fn detach(&mut self, id: RequestId) -> Option<(Vec<Held>, [Progress; 2])> {
+    pub fn detach(&mut self, id: RequestId) -> Option<(Vec<RequestBlock>, [Progress; 2])> {
         let groups = self.get(id)?.groups;
         let mut blocks: Vec<_> = self.release(id)?.collect();
         blocks.reverse();

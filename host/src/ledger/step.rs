@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use super::open_step::{Accepted, Growth, OpenStep, StepPlan, StepRequest, Written};
-use crate::block::Held;
+use crate::block::RequestBlock;
 use crate::bucket::Bucket;
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId};
@@ -15,8 +15,8 @@ impl Ledger {
     /// `array`, by [`StepPlan::layout`]; later elements stay as they are.
     ///
     /// All or nothing: on an error no block is taken, no request changes, and `array` is as it was.
-    /// A step of the group that is still open is rejected first, as if its rows had been written, also if the new step is
-    /// then refused.
+    /// If the group still has an open step, that one is rejected first, even if the new step is then refused; its rows
+    /// count as written.
     ///
     /// # Errors
     /// Of the step: [`KvError::NoSuchGroup`]; [`KvError::TooManyRequests`]; [`KvError::StepTooLong`]; [`KvError::OutOfBlocks`] with the
@@ -105,7 +105,7 @@ impl Ledger {
         open.slots.extend(step.iter().map(|part| part.id.slot()));
         for Growth { slot, held, needed } in growing.drain(..) {
             let Some(request) = requests.of_slot_mut(slot) else { continue };
-            let new = std::iter::from_fn(|| blocks.take()).map(Held::Own);
+            let new = std::iter::from_fn(|| blocks.take()).map(RequestBlock::Own);
             request.blocks.extend(new.take((needed - held) as usize));
             open.taken.push((slot, needed - held));
         }
@@ -152,15 +152,15 @@ impl Ledger {
             let (named, requests) = (accepted.len(), open.slots.len());
             return Err(KvError::CommitMismatch { named, requests });
         }
-        let rollback = self.rollback_tokens;
+        let max_decode_tokens = self.max_decode_tokens;
         let mut check = self.requests.check();
         for part in accepted {
             let Some((request, met)) = check.visit(part.id) else {
                 return Err(self.refused(part.id));
             };
             let progress = request.groups[group.index()];
-            if met | !is_acceptable(rollback, part, progress) {
-                return Err(commit_refusal(group, rollback, part, progress));
+            if met | !is_acceptable(max_decode_tokens, part, progress) {
+                return Err(commit_refusal(group, max_decode_tokens, part, progress));
             }
         }
         accepted.iter().try_for_each(|part| self.check_prompt_tokens(group, part))
@@ -182,7 +182,9 @@ impl Ledger {
         for &(slot, taken) in taken.iter().rev() {
             let Some(request) = requests.of_slot_mut(slot) else { continue };
             for _ in 0..taken {
-                let Some(block) = request.blocks.pop().and_then(Held::into_own) else { break };
+                let Some(block) = request.blocks.pop().and_then(RequestBlock::into_own) else {
+                    break;
+                };
                 returned(block.id());
                 blocks.give_back(block);
             }
@@ -222,12 +224,12 @@ impl Ledger {
 /// Whether the tokens of `part` can become final for a request with this progress: [`commit_refusal`] without the
 /// reason.
 #[inline]
-fn is_acceptable(rollback: u32, part: &Accepted<'_>, progress: Progress) -> bool {
+fn is_acceptable(max_decode_tokens: u32, part: &Accepted<'_>, progress: Progress) -> bool {
     let Accepted { accepted, tokens, .. } = *part;
     let after = progress.after_step(accepted.min(progress.in_step));
     (progress.in_step != 0)
         & (accepted <= progress.in_step)
-        & after.can_resume_at(after.committed, rollback)
+        & after.can_resume_at(after.committed, max_decode_tokens)
         & (tokens.is_empty() | (tokens.len() == accepted as usize))
 }
 

@@ -77,7 +77,7 @@ impl Ledger {
         self.keep_output(id.slot());
         let (cache, first_id) = (self.requests.cache(), self.requests.first_id(id));
         let (blocks, groups) = self.requests.detach(id).ok_or(refused)?;
-        let (wanted, request_prefix) = (self.saves.take(id), self.take_sharer(id.slot()));
+        let (wanted, request_prefix) = (self.wanted.take(id), self.take_request_prefix(id.slot()));
         Ok(Suspended { cache, first_id, blocks, groups, saved_slot, wanted, request_prefix })
     }
 
@@ -96,12 +96,12 @@ impl Ledger {
             request.blocks.extend(blocks);
             request.groups = groups;
         }
-        self.put_sharer(id.slot(), request_prefix);
+        self.put_request_prefix(id.slot(), request_prefix);
         for boundary in wanted {
             if boundary <= groups[LayerGroup::Trunk.index()].committed {
-                self.saves.add_due(id, boundary);
+                self.wanted.add_due(id, boundary);
             } else {
-                self.saves.add(id.slot(), boundary);
+                self.wanted.add(id.slot(), boundary);
             }
         }
         self.return_suspended_slot(saved_slot);
@@ -110,9 +110,9 @@ impl Ledger {
     /// Frees what a suspended request held.
     pub(crate) fn discard_suspended(&mut self, suspended: Suspended) {
         let Suspended { blocks, saved_slot, request_prefix, .. } = suspended;
-        self.release_sharer(request_prefix);
-        let Self { shares, blocks: free, checkpoints, freed, .. } = self;
-        let mut pools = Pools { blocks: free, checkpoints, freed };
+        self.release_request_prefix(request_prefix);
+        let Self { shares, blocks: free, checkpoints, to_poison, .. } = self;
+        let mut pools = Pools { blocks: free, checkpoints, to_poison };
         pools.give_up(blocks.into_iter().rev(), shares);
         self.return_suspended_slot(saved_slot);
     }

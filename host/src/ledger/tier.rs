@@ -1,10 +1,10 @@
 //! Transfers between the prefix tree and a lower tier, or the tree of another cache: what they read from the tree, and
-//! the room that they write.
+//! the blocks and checkpoints that they write.
 
-use dsv4_kv_prefix::{Origin, Path, Place, Reference, RootKey};
+use dsv4_kv_prefix::{Origin, Path, Reference, RootKey, WeakCheckpoint};
 
 use super::Ledger;
-use super::prefix_tree::{Prompt, Sharing};
+use super::prefix_tree::{PrefixCache, Prompt};
 use crate::block::{BLOCK, Block};
 use crate::checkpoints::{CheckpointStorage, SavedCheckpoint, SavedPlace};
 use crate::error::KvError;
@@ -15,7 +15,7 @@ use crate::tier::mistake::{Mistake, made};
 #[derive(Debug)]
 #[must_use = "it holds blocks; give it back"]
 pub(crate) struct StoreSource {
-    place: Place,
+    offered: WeakCheckpoint,
     reference: Reference,
     pub root: RootKey,
     /// Tokens of `blocks`.
@@ -26,8 +26,8 @@ pub(crate) struct StoreSource {
     pub checkpoint: SavedPlace,
 }
 
-/// Room for a prefix from a lower tier or another cache: the blocks that the tree does not have, and a checkpoint. A
-/// reference keeps the blocks above them.
+/// Reserved for a prefix from a lower tier or another cache: the blocks that the tree does not have, and a checkpoint.
+/// A reference keeps the blocks above them.
 #[derive(Debug)]
 #[must_use = "it holds blocks; enter it, or give it back"]
 pub(crate) struct LoadTarget {
@@ -38,7 +38,7 @@ pub(crate) struct LoadTarget {
 }
 
 impl LoadTarget {
-    /// Number of blocks above the room, which the tree already has.
+    /// Number of blocks above the reserved ones, which the tree already has.
     pub fn above(&self) -> u32 {
         self.reference.blocks()
     }
@@ -58,34 +58,36 @@ impl Ledger {
     /// Starts to offer checkpoints to a lower tier.
     pub(crate) fn offer_checkpoints(&mut self) {
         let most = self.checkpoints.total() as usize;
-        if let Some(sharing) = self.sharing.as_mut() {
-            sharing.offers.keep(most);
+        if let Some(prefix_cache) = self.prefix_cache.as_mut() {
+            prefix_cache.offers.keep(most);
         }
     }
 
     /// The root key of a prompt, and its tokens up to the longest context; `None` if nothing is shared in this cache.
     pub(crate) fn shared_prompt<'p>(&self, prompt: &Prompt<'p>) -> Option<(RootKey, &'p [u32])> {
-        let Sharing { model, .. } = &**self.sharing.as_ref()?;
+        let PrefixCache { model, .. } = &**self.prefix_cache.as_ref()?;
         let most = prompt.tokens.len().min(self.limits.context as usize);
         Some((RootKey::new(prompt.salt, prompt.adapter, model), &prompt.tokens[..most]))
     }
 
     /// Tokens of a prompt down to its deepest checkpoint in the prefix tree.
     pub(crate) fn reusable(&self, root: &RootKey, tokens: &[u32]) -> u32 {
-        self.sharing.as_ref().map_or(0, |sharing| sharing.tree.lookup(root, tokens).reusable)
+        self.prefix_cache
+            .as_ref()
+            .map_or(0, |prefix_cache| prefix_cache.tree.lookup(root, tokens).reusable)
     }
 
     /// The first offered checkpoint that is still in the tree.
     pub(crate) fn next_store(&mut self) -> Option<StoreSource> {
         self.attach_saved();
-        let Sharing { tree, offers, .. } = &mut **self.sharing.as_mut()?;
-        let (place, reference) = std::iter::from_fn(|| offers.next())
-            .find_map(|place| Some((place, tree.refer_to_place(place)?)))?;
+        let PrefixCache { tree, offers, .. } = &mut **self.prefix_cache.as_mut()?;
+        let (offered, reference) = std::iter::from_fn(|| offers.next())
+            .find_map(|offered| Some((offered, tree.lock_checkpoint(offered)?)))?;
         let found = tree.checkpoint(&reference).ok().flatten().map(SavedCheckpoint::place);
         let (Some(checkpoint), Ok(path), Ok(tokens), Ok(blocks)) =
             (found, tree.path(&reference), tree.tokens(&reference), tree.blocks(&reference))
         else {
-            unreachable!("the place has a checkpoint, and the reference is this tree's")
+            unreachable!("a checkpoint was locked, and the reference is this tree's")
         };
         let Path { root, origin } = path;
         let root = root.clone();
@@ -93,22 +95,22 @@ impl Ledger {
         tokens.reverse();
         let mut blocks: Vec<_> = blocks.map(|(_, block)| block.id()).collect();
         blocks.reverse();
-        Some(StoreSource { place, reference, root, tokens, origin, blocks, checkpoint })
+        Some(StoreSource { offered, reference, root, tokens, origin, blocks, checkpoint })
     }
 
     /// Releases a source; if `repeated`, offers it again, before all others.
     pub(crate) fn end_store(&mut self, source: StoreSource, repeated: bool) {
-        let StoreSource { place, reference, .. } = source;
-        if let Some((sharing, _, mut pools)) = self.sharing_parts() {
-            let released = sharing.tree.release(reference, |freed| pools.take_back(freed));
+        let StoreSource { offered, reference, .. } = source;
+        if let Some((prefix_cache, _, mut pools)) = self.prefix_cache_parts() {
+            let released = prefix_cache.tree.release(reference, |freed| pools.take_back(freed));
             debug_assert!(released.is_ok(), "the reference is this tree's");
             if repeated {
-                sharing.offers.add_first(place);
+                prefix_cache.offers.add_first(offered);
             }
         }
     }
 
-    /// Takes room for a prefix of whole blocks with a checkpoint at its end; `None` if the tree has all of it. Evicts
+    /// Reserves blocks and a checkpoint for a prefix of whole blocks; `None` if the tree has all of it. Evicts
     /// unreferenced blocks and checkpoints if needed, provided that these are enough.
     ///
     /// # Errors
@@ -119,15 +121,16 @@ impl Ledger {
         tokens: &[[u32; BLOCK]],
     ) -> Result<Option<LoadTarget>, KvError> {
         self.attach_saved();
-        let Some(sharing) = self.sharing.as_mut() else { return Ok(None) };
-        let reference = sharing.tree.refer_to_match(root, tokens);
+        let Some(prefix_cache) = self.prefix_cache.as_mut() else { return Ok(None) };
+        let reference = prefix_cache.tree.lock_blocks(root, tokens);
         let needed = tokens.len() as u32 - reference.blocks();
-        let is_here = needed == 0 && matches!(sharing.tree.checkpoint(&reference), Ok(Some(_)));
-        match if is_here { Err(None) } else { self.take_room(needed).map_err(Some) } {
+        let is_here =
+            needed == 0 && matches!(prefix_cache.tree.checkpoint(&reference), Ok(Some(_)));
+        match if is_here { Err(None) } else { self.reserve_prefix(needed).map_err(Some) } {
             Ok((blocks, checkpoint)) => Ok(Some(LoadTarget { reference, blocks, checkpoint })),
             Err(refused) => {
                 if refused.is_none() || !made(Mistake::RefusalKeeps) {
-                    self.release_place(reference);
+                    self.release_reference(reference);
                 }
                 refused.map_or(Ok(None), Err)
             }
@@ -135,7 +138,7 @@ impl Ledger {
     }
 
     /// Takes `needed` blocks and a checkpoint, or nothing.
-    fn take_room(&mut self, needed: u32) -> Result<(Vec<Block>, CheckpointStorage), KvError> {
+    fn reserve_prefix(&mut self, needed: u32) -> Result<(Vec<Block>, CheckpointStorage), KvError> {
         let free = self.obtainable_checkpoints();
         if free == 0 {
             return Err(KvError::OutOfCheckpoints { needed: 1, free });
@@ -151,40 +154,42 @@ impl Ledger {
 
     /// Moves a loaded prefix to the tree. `tokens` are those of the whole prefix; the checkpoint is at its end. Blocks
     /// and checkpoints that the tree got from elsewhere meanwhile stay as they are. Returns the number of blocks that
-    /// the tree took, and the place of the checkpoint if it took that.
+    /// the tree took, and the checkpoint's name in the tree if it took that.
     pub(crate) fn enter_loaded(
         &mut self,
         target: LoadTarget,
         tokens: &[[u32; BLOCK]],
         origin: Origin,
         has_draft: bool,
-    ) -> (u32, Option<Place>) {
+    ) -> (u32, Option<WeakCheckpoint>) {
         let LoadTarget { mut reference, blocks, checkpoint } = target;
         let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
-        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return (0, None) };
+        let Some((prefix_cache, _, mut pools)) = self.prefix_cache_parts() else {
+            return (0, None);
+        };
         let new = &tokens[reference.blocks() as usize..];
         let take = |index: usize| match blocks[index].take() {
             Some(block) => block,
             None => unreachable!("there is a block for each, and it is asked for once"),
         };
         let freed = |freed| pools.take_back(freed);
-        let taken = sharing.tree.extend(&mut reference, new, take, freed);
+        let taken = prefix_cache.tree.extend(&mut reference, new, take, freed);
         debug_assert!(taken.is_ok(), "the reference is this tree's");
         let boundary = (tokens.len() * BLOCK) as u32;
         let saved = checkpoint.saved(None, boundary, has_draft);
         let too_high = u32::from(made(Mistake::CheckpointTooHigh) && tokens.len() > 1);
         let above = tokens.len() as u32 - too_high;
-        let attached = sharing.tree.attach(&reference, above, origin, saved);
-        let place = match attached {
-            Ok(place) => Some(place),
+        let attached = prefix_cache.tree.attach(&reference, above, origin, saved);
+        let entered = match attached {
+            Ok(entered) => Some(entered),
             Err(not_taken) => {
                 pools.checkpoints.give_back(not_taken.0);
                 None
             }
         };
         blocks.into_iter().flatten().for_each(|block| pools.free_block(block));
-        self.release_place(reference);
-        (taken.unwrap_or(0) as u32, place)
+        self.release_reference(reference);
+        (taken.unwrap_or(0) as u32, entered)
     }
 
     /// Moves a prefix from another cache to the tree. Returns the number of blocks that the tree took, and whether it
@@ -196,11 +201,11 @@ impl Ledger {
         tokens: &[[u32; BLOCK]],
         has_draft: bool,
     ) -> (u32, bool) {
-        let (blocks, place) = self.enter_loaded(target, tokens, Origin::Prompt, has_draft);
-        if let (Some(place), Some(sharing)) = (place, self.sharing.as_mut()) {
-            sharing.offers.add(place);
+        let (blocks, entered) = self.enter_loaded(target, tokens, Origin::Prompt, has_draft);
+        if let (Some(checkpoint), Some(prefix_cache)) = (entered, self.prefix_cache.as_mut()) {
+            prefix_cache.offers.add(checkpoint);
         }
-        (blocks, place.is_some())
+        (blocks, entered.is_some())
     }
 
     /// The blocks of a prompt down to its deepest checkpoint, in order, and that checkpoint; `None` without one. They
@@ -208,38 +213,38 @@ impl Ledger {
     pub(crate) fn prefix_of(&mut self, prompt: &Prompt<'_>) -> Option<(Vec<BlockId>, SavedPlace)> {
         self.attach_saved();
         let (root, tokens) = self.shared_prompt(prompt)?;
-        let tree = &mut self.sharing.as_mut()?.tree;
-        let reference = tree.refer_to_checkpoint(&root, tokens.as_chunks().0)?;
+        let tree = &mut self.prefix_cache.as_mut()?.tree;
+        let reference = tree.lock_deepest_checkpoint(&root, tokens.as_chunks().0)?;
         let place = tree.checkpoint(&reference).ok().flatten().map(SavedCheckpoint::place);
         let blocks = tree.blocks(&reference).into_iter().flatten();
         let mut blocks: Vec<_> = blocks.map(|(_, block)| block.id()).collect();
         blocks.reverse();
-        self.release_place(reference);
+        self.release_reference(reference);
         place.map(|place| (blocks, place))
     }
 
-    /// Returns the room of a load to its pools. No copy to it may still be under way.
+    /// Returns the blocks and the checkpoint of a load to their pools. No copy to it may still be under way.
     pub(crate) fn drop_load(&mut self, target: LoadTarget) {
         let LoadTarget { reference, blocks, checkpoint } = target;
-        if let Some((_, _, mut pools)) = self.sharing_parts() {
+        if let Some((_, _, mut pools)) = self.prefix_cache_parts() {
             pools.checkpoints.give_back(checkpoint);
             // In reverse, so that the pool hands them out again in the same order.
             blocks.into_iter().rev().for_each(|block| pools.free_block(block));
         }
-        self.release_place(reference);
+        self.release_reference(reference);
     }
 
     /// A deliberate mistake for tests: releases a source early, so that it can be evicted.
-    pub(crate) fn let_go(&mut self, source: &mut StoreSource) {
-        let Some(sharing) = self.sharing.as_mut() else { return };
-        let nothing = sharing.tree.refer_to_match(&source.root, &[]);
+    pub(crate) fn release_early(&mut self, source: &mut StoreSource) {
+        let Some(prefix_cache) = self.prefix_cache.as_mut() else { return };
+        let nothing = prefix_cache.tree.lock_blocks(&source.root, &[]);
         let held = std::mem::replace(&mut source.reference, nothing);
-        self.release_place(held);
+        self.release_reference(held);
     }
 
-    fn release_place(&mut self, reference: Reference) {
-        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
-        let released = sharing.tree.release(reference, |freed| pools.take_back(freed));
+    fn release_reference(&mut self, reference: Reference) {
+        let Some((prefix_cache, _, mut pools)) = self.prefix_cache_parts() else { return };
+        let released = prefix_cache.tree.release(reference, |freed| pools.take_back(freed));
         debug_assert!(released.is_ok(), "the reference is this tree's");
     }
 }

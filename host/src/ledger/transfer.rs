@@ -1,11 +1,11 @@
 //! Requests that move between caches, in the ledger.
 
 use super::Ledger;
-use crate::block::Held;
+use crate::block::RequestBlock;
 use crate::error::KvError;
 use crate::ids::{CacheId, LayerGroup, RequestId};
 use crate::ledger::requests::Progress;
-use crate::transfer::{MoveError, Positions, Room};
+use crate::transfer::{MoveError, Positions, RequestReservation};
 
 impl Ledger {
     /// Identity of this ledger.
@@ -25,7 +25,7 @@ impl Ledger {
         let [trunk, draft] = request.groups.map(|group| group.committed);
         let at = Positions { trunk, draft: draft.min(trunk) };
         for (group, committed) in LayerGroup::ALL.into_iter().zip([at.trunk, at.draft]) {
-            if !request.groups[group.index()].can_resume_at(committed, self.rollback_tokens) {
+            if !request.groups[group.index()].can_resume_at(committed, self.max_decode_tokens) {
                 return Err(KvError::Overwritten { request: id, group, committed });
             }
         }
@@ -53,7 +53,10 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`Self::check_positions`]; [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`]. Nothing is taken then.
-    pub(crate) fn take_room_for(&mut self, at: Positions) -> Result<Room, MoveError> {
+    pub(crate) fn reserve_request(
+        &mut self,
+        at: Positions,
+    ) -> Result<RequestReservation, MoveError> {
         self.check_positions(at)?;
         let needed = self.blocks_of(at.trunk);
         self.check_free_slot()?;
@@ -61,7 +64,7 @@ impl Ledger {
         let slots = self.limits.requests;
         let slot = self.requests.reserve().ok_or(KvError::NoFreeSlot { slots })?;
         let blocks = std::iter::from_fn(|| self.blocks.take()).take(needed as usize).collect();
-        Ok(Room { cache: self.requests.cache(), slot, blocks, at })
+        Ok(RequestReservation { cache: self.requests.cache(), slot, blocks, at })
     }
 
     /// Admits a request that was computed in another cache. For ledgers without device memory, where no bytes are
@@ -70,33 +73,33 @@ impl Ledger {
     /// # Errors
     /// [`MoveError::DraftAhead`], [`MoveError::TooLong`]; [`MoveError::Cache`]: [`KvError::NoSuchGroup`],
     /// [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`]. Nothing has changed then.
-    pub fn arrive(&mut self, at: Positions) -> Result<RequestId, MoveError> {
-        let room = self.take_room_for(at)?;
-        Ok(self.enter_room(room))
+    pub fn admit_imported(&mut self, at: Positions) -> Result<RequestId, MoveError> {
+        let reservation = self.reserve_request(at)?;
+        Ok(self.enter_reserved(reservation))
     }
 
-    /// Whether the room was taken from this ledger.
-    pub(crate) fn has_room(&self, room: &Room) -> bool {
-        room.cache == self.requests.cache()
+    /// Whether the reservation is of this ledger.
+    pub(crate) fn owns_reservation(&self, reservation: &RequestReservation) -> bool {
+        reservation.cache == self.requests.cache()
     }
 
-    /// Admits a request in room of this ledger, of which every byte is written.
-    pub(crate) fn enter_room(&mut self, room: Room) -> RequestId {
-        let Room { slot, blocks, at, .. } = room;
-        let (rollback, has_drafts) = (self.rollback_tokens, self.has_drafts);
-        let progress = |committed| Progress::restored(committed, rollback);
+    /// Admits a request in a reservation of this ledger, of which every byte is written.
+    pub(crate) fn enter_reserved(&mut self, reservation: RequestReservation) -> RequestId {
+        let RequestReservation { slot, blocks, at, .. } = reservation;
+        let (max_decode_tokens, has_drafts) = (self.max_decode_tokens, self.has_drafts);
+        let progress = |committed| Progress::restored(committed, max_decode_tokens);
         let id = self.requests.enter(slot);
         if let Some(request) = self.requests.get_mut(id) {
-            request.blocks.extend(blocks.into_iter().map(Held::Own));
+            request.blocks.extend(blocks.into_iter().map(RequestBlock::Own));
             let draft = if has_drafts { progress(at.draft) } else { Progress::default() };
             request.groups = [progress(at.trunk), draft];
         }
         id
     }
 
-    /// Returns room of this ledger to its pools. No copy to it may still be under way.
-    pub(crate) fn give_room_up(&mut self, room: Room) {
-        let Room { slot, blocks, .. } = room;
+    /// Returns the slot and blocks of a reservation of this ledger to its pools. No copy to it may still be under way.
+    pub(crate) fn cancel_reservation(&mut self, reservation: RequestReservation) {
+        let RequestReservation { slot, blocks, .. } = reservation;
         // In reverse, so that the pool hands them out again in the same order.
         let mut pools = self.pools();
         blocks.into_iter().rev().for_each(|block| pools.free_block(block));

@@ -6,26 +6,13 @@ use super::open_step::PlannedSave;
 use super::slot_queue::SlotQueue;
 use crate::checkpoints::SavedCheckpoint;
 use crate::config::CacheConfig;
-use crate::ids::{LayerGroup, RequestId, SlotId};
-use crate::step_meta::StepLayout;
-
-/// Whether steps of a group can write checkpoints: only those of the trunk, in a cache with checkpoints.
-pub(crate) fn may_save(group: LayerGroup, config: &CacheConfig) -> bool {
-    group == LayerGroup::Trunk && config.num_checkpoints > 0
-}
-
-/// The largest layout of the StepMeta of a group's steps.
-pub(crate) fn largest_layout(group: LayerGroup, config: &CacheConfig) -> StepLayout {
-    let layout = StepLayout::largest(config.max_step_tokens, config.max_requests);
-    // One copy per request at most: only its first checkpoint in a step has rows from before the step.
-    if may_save(group, config) { layout.saving(config.max_requests) } else { layout }
-}
+use crate::ids::{RequestId, SlotId};
 
 /// Positions at which checkpoints of requests are wanted, and checkpoints that were saved.
 #[derive(Debug, Serialize)]
-pub(super) struct Saves {
+pub(super) struct WantedCheckpoints {
     /// By slot: the wanted positions, in ascending order.
-    pub wanted: Vec<Vec<u32>>,
+    pub positions: Vec<Vec<u32>>,
     /// Requests, each with the last wanted position that it passed in a step that could not save it: its slot has no
     /// longer what an earlier one needs.
     #[serde(skip)]
@@ -41,16 +28,16 @@ pub(super) struct Saves {
     pub taken: Vec<(RequestId, SavedCheckpoint)>,
 }
 
-impl Saves {
+impl WantedCheckpoints {
     /// Starts empty, and stays empty in a cache without checkpoints. Reserves memory for all that steps add, so that no
-    /// step allocates. `wanted` grows at admission: in a step, the next position of an answer takes the place of one
+    /// step allocates. `positions` grows at admission: in a step, the next position of an output takes the place of one
     /// that was passed.
     pub fn new(config: &CacheConfig) -> Self {
         let slots = if config.num_checkpoints > 0 { config.max_requests } else { 0 };
-        let wanted = (0..slots).map(|_| Vec::new()).collect();
+        let positions = (0..slots).map(|_| Vec::new()).collect();
         let checkpoints = config.num_checkpoints as usize;
         Self {
-            wanted,
+            positions,
             due: SlotQueue::new(slots),
             saved: Vec::with_capacity(checkpoints),
             planned: Vec::with_capacity(checkpoints),
@@ -60,13 +47,13 @@ impl Saves {
 
     /// Positions at which the request in a slot is to be saved.
     pub fn of(&self, slot: SlotId) -> &[u32] {
-        self.wanted.get(slot.0 as usize).map_or(&[], Vec::as_slice)
+        self.positions.get(slot.0 as usize).map_or(&[], Vec::as_slice)
     }
 
     pub fn add(&mut self, slot: SlotId, boundary: u32) {
-        let Some(wanted) = self.wanted.get_mut(slot.0 as usize) else { return };
-        if let Err(at) = wanted.binary_search(&boundary) {
-            wanted.insert(at, boundary);
+        let Some(positions) = self.positions.get_mut(slot.0 as usize) else { return };
+        if let Err(at) = positions.binary_search(&boundary) {
+            positions.insert(at, boundary);
         }
     }
 
@@ -96,8 +83,8 @@ impl Saves {
 
     /// Forgets the positions of a request that lie after `boundary`.
     pub fn forget_behind(&mut self, slot: SlotId, boundary: u32) {
-        let wanted = self.wanted.get_mut(slot.0 as usize).into_iter();
-        wanted.for_each(|wanted| wanted.retain(|&at| at <= boundary));
+        let positions = self.positions.get_mut(slot.0 as usize).into_iter();
+        positions.for_each(|positions| positions.retain(|&at| at <= boundary));
         if self.due.get(slot).is_some_and(|&(_, at)| at > boundary) {
             self.due.take(slot);
         }
@@ -113,7 +100,7 @@ impl Saves {
 
     /// Forgets all positions of a request.
     pub fn forget(&mut self, slot: SlotId) {
-        self.wanted.get_mut(slot.0 as usize).into_iter().for_each(Vec::clear);
+        self.positions.get_mut(slot.0 as usize).into_iter().for_each(Vec::clear);
         self.due.take(slot);
     }
 }

@@ -18,7 +18,9 @@ use crate::ledger::{Admission, Prompt};
 use crate::manager::KvCacheManager;
 use crate::tier::Turn;
 use crate::tier::mistake::{Mistake, made};
-pub use crate::tier::{HostImage, HostRoom, PrefetchId, TierEvent, TierMiss, TierStats};
+pub use crate::tier::{
+    CheckpointInfo, HostImage, HostReservation, PrefetchId, TierEvent, TierMiss, TierStats,
+};
 use crate::trace;
 
 /// The part of a prompt that device and host memory have.
@@ -55,7 +57,7 @@ impl<B: Backend> KvCacheManager<B> {
         let _tier = trace::tier("prefetch").entered();
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
-        self.enter_arrived(false)?;
+        self.finish_tier_transfers(false)?;
         let Some(id) = self.want(prompt, Turn::Last)? else { return Ok(None) };
         match self.start_load(stream, None) {
             // Another prompt was first in the queue and found no room; this one still waits.
@@ -111,7 +113,7 @@ impl<B: Backend> KvCacheManager<B> {
         let _tier = trace::tier("advance_tier").entered();
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
-        self.enter_arrived(false)?;
+        self.finish_tier_transfers(false)?;
         match self.start_load(stream, None) {
             Err(error) if !is_full(&error) => return Err(error),
             _ => {}
@@ -130,14 +132,14 @@ impl<B: Backend> KvCacheManager<B> {
             if self.tier().is_none_or(|tier| tier.is_idle()) {
                 return Ok(());
             }
-            self.enter_arrived(true)?;
+            self.finish_tier_transfers(true)?;
         }
     }
 
     /// Whether a transfer is under way in either direction, or a prompt waits for its turn. The memory that a transfer
     /// reads or writes cannot be evicted until the transfer is done; [`Self::settle_tier`] completes all transfers.
     #[must_use]
-    pub fn is_moving(&self) -> bool {
+    pub fn has_tier_transfers(&self) -> bool {
         self.tier().is_some_and(|tier| !tier.is_idle())
     }
 
@@ -166,7 +168,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// the device has no room for it.
     fn bring(&mut self, stream: &Stream<B>, prompt: &Prompt<'_>) -> Result<bool, KvError> {
         let _tier = trace::tier("admit_waiting").entered();
-        self.enter_arrived(false)?;
+        self.finish_tier_transfers(false)?;
         let Some(id) = self.want(prompt, Turn::Next)? else { return Ok(true) };
         let arrived = self.await_load(stream, id);
         if arrived.is_err() {
@@ -244,33 +246,44 @@ impl<B: Backend> KvCacheManager<B> {
         Some(HostPrompt { root, tokens, reusable, in_host: found.matched })
     }
 
-    /// Takes room in host memory for a prefix of whole blocks of 128 tokens with a checkpoint at its end, which a lower
-    /// tier will fill: room for the checkpoint and for the blocks that host memory does not have. Evicts unreferenced
-    /// prefixes if needed. `None` if there is not enough room, or if host memory has the whole prefix.
-    pub fn reserve_host(&mut self, root: &RootKey, tokens: &[[u32; BLOCK]]) -> Option<HostRoom<B>> {
+    /// Reserves host memory for a prefix of whole blocks of 128 tokens with a checkpoint at its end, which a lower tier
+    /// will fill: for the checkpoint, and for the blocks that host memory does not have. Evicts unreferenced prefixes
+    /// if needed. `None` if there is not enough memory, or if host memory has the whole prefix.
+    pub fn reserve_host(
+        &mut self,
+        root: &RootKey,
+        tokens: &[[u32; BLOCK]],
+    ) -> Option<HostReservation<B>> {
         self.tier_parts()?.1.reserve(root, tokens)
     }
 
-    /// Enters a prefix that a lower tier brought to host memory. `false`, with nothing entered, if the room was not
-    /// filled, or if host memory has the whole prefix by now.
+    /// Enters a prefix that a lower tier brought to host memory. `false`, with nothing entered, if the reservation was
+    /// not filled, or if host memory has the whole prefix by now.
     ///
     /// # Errors
-    /// The room, if it belongs to another cache.
-    pub fn enter_host(&mut self, room: HostRoom<B>) -> Result<bool, HostRoom<B>> {
+    /// The reservation, if it belongs to another cache.
+    pub fn enter_host(
+        &mut self,
+        reservation: HostReservation<B>,
+    ) -> Result<bool, HostReservation<B>> {
         match self.tier_parts() {
-            Some((_, tier)) => tier.enter(room),
-            None => Err(room),
+            Some((_, tier)) => tier.enter(reservation),
+            None => Err(reservation),
         }
     }
 
-    /// Returns unused room at once. Of room that is dropped the blocks above it are released with a later call.
+    /// Ends an unused reservation at once. If one is dropped instead, the blocks above it are released with a later
+    /// call.
     ///
     /// # Errors
-    /// The room, if it belongs to another cache.
-    pub fn give_host_back(&mut self, room: HostRoom<B>) -> Result<(), HostRoom<B>> {
+    /// The reservation, if it belongs to another cache.
+    pub fn give_host_back(
+        &mut self,
+        reservation: HostReservation<B>,
+    ) -> Result<(), HostReservation<B>> {
         match self.tier_parts() {
-            Some((_, tier)) => tier.give_back(room),
-            None => Err(room),
+            Some((_, tier)) => tier.give_back(reservation),
+            None => Err(reservation),
         }
     }
 
@@ -281,8 +294,8 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Enters finished transfers of both directions; with `waited`, waits for those under way. Releases the references
-    /// of images and rooms that a lower tier has dropped.
-    pub(crate) fn enter_arrived(&mut self, waited: bool) -> Result<(), KvError> {
+    /// of images and reservations that a lower tier has dropped.
+    pub(crate) fn finish_tier_transfers(&mut self, waited: bool) -> Result<(), KvError> {
         if let Some((_, tier)) = self.tier_parts() {
             tier.end_loans();
         }

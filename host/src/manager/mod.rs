@@ -1,6 +1,6 @@
 //! `KvCacheManager`: the ledger and the device memory it describes.
 
-pub(crate) mod copied;
+pub(crate) mod copy_kind;
 pub(crate) mod core;
 pub mod host_tier;
 mod queued_copies;
@@ -18,7 +18,7 @@ use crate::device::{Backend, Device, Memory, Stream, View};
 use crate::error::KvError;
 use crate::ids::{BlockId, CacheId, LayerGroup, LayerId, RequestId};
 use crate::ledger::{Ledger, StepRequest};
-use crate::manager::copied::Copied;
+use crate::manager::copy_kind::CopyKind;
 use crate::manager::core::Core;
 use crate::memory::step_memory::StepMemory;
 use crate::ops::JobWords;
@@ -40,7 +40,7 @@ pub struct KvCacheManager<B: Backend> {
     /// The host tier; `None` without one.
     tier: Option<Box<Tier<B>>>,
     /// Copies that [`Self::save_wanted`] queues. Scratch, so that it allocates nothing.
-    save_jobs: Vec<(Copied, JobWords)>,
+    save_jobs: Vec<(CopyKind, JobWords)>,
 }
 
 impl<B: Backend> fmt::Debug for KvCacheManager<B> {
@@ -116,14 +116,14 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Memory for the copies of saves, empty; [`Self::return_job_buffer`] takes it back.
-    pub(crate) fn take_job_buffer(&mut self) -> Vec<(Copied, JobWords)> {
+    pub(crate) fn take_job_buffer(&mut self) -> Vec<(CopyKind, JobWords)> {
         let mut jobs = std::mem::take(&mut self.save_jobs);
         jobs.clear();
         jobs
     }
 
     /// Takes back the memory that [`Self::take_job_buffer`] handed out.
-    pub(crate) fn return_job_buffer(&mut self, jobs: Vec<(Copied, JobWords)>) {
+    pub(crate) fn return_job_buffer(&mut self, jobs: Vec<(CopyKind, JobWords)>) {
         self.save_jobs = jobs;
     }
 
@@ -229,8 +229,9 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Waits for `stream` and reports rows and keys that were gathered or scored since the last check although no
-    /// kernel had written them. A row counts too if it is NaN because its inputs were. Of kernels that run in another stream meanwhile, rows may be counted whose records are not
-    /// there yet: check each layer group by its own step then. Without [`CacheConfig::poison`] there is nothing to report.
+    /// kernel had written them. A row whose inputs were NaN counts too. While kernels run in
+    /// another stream, a row can be counted before its record is written; then check each layer group by
+    /// [`Layers::check_poison`] of its own step. Without [`CacheConfig::poison`] there is nothing to report.
     ///
     /// # Errors
     /// [`KvError::PoisonRead`]; [`KvError::Device`].
@@ -318,6 +319,21 @@ impl<B: Backend> KvCacheManager<B> {
     /// do not compile while the returned guard is held. A guard that is leaked (`std::mem::forget`) holds up none of them.
     pub fn ledger(&self) -> impl Deref<Target = Ledger> + '_ {
         self.core.read_ledger()
+    }
+
+    /// Rejects steps that were leaked: since the cache is borrowed mutably, no live step borrows it.
+    pub(crate) fn reject_leaked_steps(&mut self) {
+        let (core, trunk, draft) = self.parts();
+        let ledger = core.ledger_mut();
+        for (group, memory) in LayerGroup::ALL.into_iter().zip(std::iter::once(trunk).chain(draft))
+        {
+            memory.reject_leaked_step(ledger, group);
+        }
+    }
+
+    /// Makes `stream` wait for the steps of both groups, and queues the poisoning of freed slots and blocks.
+    pub(crate) fn follow_steps(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+        Ok(self.queue_copies(stream, &[], None)?)
     }
 
     /// The ledger, for the methods that change it.

@@ -5,7 +5,7 @@ use crate::device::{Backend, Stream, View};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, SlotId};
 use crate::manager::KvCacheManager;
-use crate::manager::copied::Copied;
+use crate::manager::copy_kind::CopyKind;
 use crate::manager::core::Core;
 use crate::memory::step_memory::StepMemory;
 use crate::ops::{self, CopyDirection, JOB, JobWords, StateCopies, TableUpdate};
@@ -32,43 +32,28 @@ impl From<CopiesFailed> for KvError {
 }
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Rejects steps that were leaked: since the cache is borrowed mutably, no live step borrows it.
-    pub(crate) fn reject_leaked_steps(&mut self) {
-        let (core, trunk, draft) = self.parts();
-        let ledger = core.ledger_mut();
-        for (group, memory) in LayerGroup::ALL.into_iter().zip(std::iter::once(trunk).chain(draft))
-        {
-            memory.reject_leaked_step(ledger, group);
-        }
-    }
-
-    /// Makes `stream` wait for the steps of both groups, and queues the poisoning of freed slots and blocks.
-    pub(crate) fn follow_steps(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
-        Ok(self.queue_copies(stream, &[], None)?)
-    }
-
     /// As [`Self::follow_steps`], then queues copies (consecutive ones of one kind in one launch), then the first blocks of a
     /// slot's row of the device's block table.
     pub(crate) fn queue_copies(
         &mut self,
         stream: &Stream<B>,
-        jobs: &[(Copied, JobWords)],
+        jobs: &[(CopyKind, JobWords)],
         table: Option<(SlotId, &[BlockId])>,
     ) -> Result<(), CopiesFailed> {
         let (core, trunk, mut draft) = self.parts();
         core.check_stream(stream)?;
         let _running = stream.running("copying between steps").map_err(KvError::from)?;
-        core.ledger_mut().take_freed().for_each(|block| trunk.freed.add_block(block));
+        core.ledger_mut().take_to_poison().for_each(|block| trunk.to_poison.add_block(block));
         let groups = std::iter::once(&mut *trunk).chain(draft.as_deref_mut());
         for (group, memory) in LayerGroup::ALL.into_iter().zip(groups) {
             memory.follow(stream)?;
             let layers = core.config.group_layers(group);
-            memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
+            memory.to_poison.poison(stream, core.memory.pools.of_layers(layers))?;
         }
         let (slot, blocks) = table.unwrap_or((SlotId(0), &[]));
         let first = slot.0 * core.config.max_blocks_per_request();
         trunk.queue_copies(stream, core, jobs, (first, blocks))?;
-        std::iter::once(trunk).chain(draft).for_each(|memory| memory.freed.clear());
+        std::iter::once(trunk).chain(draft).for_each(|memory| memory.to_poison.clear());
         Ok(())
     }
 }
@@ -80,13 +65,13 @@ impl<B: Backend> StepMemory<B> {
         &mut self,
         stream: &Stream<B>,
         core: &Core<B>,
-        mut jobs: &[(Copied, JobWords)],
+        mut jobs: &[(CopyKind, JobWords)],
         (mut first, mut blocks): (u32, &[BlockId]),
     ) -> Result<(), CopiesFailed> {
         let mut began = false;
         let room = self.step_meta.buffer().len() as usize;
         while !jobs.is_empty() || !blocks.is_empty() {
-            let (these, later) = jobs.split_at(jobs.len().min(room / JOB).min(MOST_JOBS));
+            let (these, later) = jobs.split_at(jobs.len().min(room / JOB).min(MAX_JOBS));
             let left = room - JOB * these.len();
             let (entered, others) = blocks.split_at(blocks.len().min(left / 2));
             let write = |array: &mut [i32]| {
@@ -114,7 +99,7 @@ impl<B: Backend> StepMemory<B> {
         &self,
         stream: &Stream<B>,
         core: &Core<B>,
-        jobs: &[(Copied, JobWords)],
+        jobs: &[(CopyKind, JobWords)],
         updates: usize,
     ) -> Result<(), KvError> {
         let part = |start: usize, len: usize| {
@@ -137,24 +122,24 @@ impl<B: Backend> StepMemory<B> {
 }
 
 /// Most jobs of a launch: the job is the grid's y index, which is at most this.
-const MOST_JOBS: usize = (1 << 16) - 1;
+const MAX_JOBS: usize = (1 << 16) - 1;
 
 /// Queues the launch of jobs of one kind.
 fn copy<B: Backend>(
     stream: &Stream<B>,
     core: &Core<B>,
-    copied: Copied,
+    kind: CopyKind,
     jobs: &View<B, i32>,
 ) -> Result<(), KvError> {
     let state = &core.memory.state;
-    let (pieces, direction) = match copied {
-        Copied::Save => (state.checkpoint_pieces(), CopyDirection::Save),
-        Copied::Restore => (state.checkpoint_pieces(), CopyDirection::Restore),
-        Copied::RestoreTrunk => (state.trunk_pieces(), CopyDirection::Restore),
-        Copied::Slots => (state.slot_pieces(), CopyDirection::Slot),
-        Copied::Blocks => (state.block_pieces(), CopyDirection::Slot),
+    let (pieces, direction) = match kind {
+        CopyKind::Save => (state.checkpoint_pieces(), CopyDirection::Pack),
+        CopyKind::Restore => (state.checkpoint_pieces(), CopyDirection::Unpack),
+        CopyKind::RestoreTrunk => (state.trunk_pieces(), CopyDirection::Unpack),
+        CopyKind::Slots => (state.slot_pieces(), CopyDirection::Copy),
+        CopyKind::Blocks => (state.block_pieces(), CopyDirection::Copy),
     };
-    let of_blocks = copied == Copied::Blocks;
+    let of_blocks = kind == CopyKind::Blocks;
     let arena = if of_blocks { state.block_arena() } else { state.arena() };
     let (count, faults) = (jobs.len() as u32 / JOB as u32, core.memory.copy_faults());
     let copies = StateCopies { arena: &arena, pieces, jobs, count, direction, faults };

@@ -5,7 +5,7 @@ use crate::error::KvError;
 use crate::ids::{RequestId, SlotId};
 use crate::ledger::Fork;
 use crate::manager::KvCacheManager;
-use crate::manager::copied::Copied;
+use crate::manager::copy_kind::CopyKind;
 use crate::manager::suspended::{StillSuspended, Suspended};
 use crate::ops::{BlockCopy, SlotCopy};
 
@@ -34,12 +34,12 @@ impl<B: Backend> KvCacheManager<B> {
     fn copy_fork(&mut self, stream: &Stream<B>, fork: &Fork) -> Result<(), KvError> {
         let Fork { of, id, shared, copied } = fork;
         let slots = SlotCopy { from: of.slot(), to: id.slot() };
-        let mut jobs = vec![(Copied::Slots, slots.words())];
+        let mut jobs = vec![(CopyKind::Slots, slots.words())];
         let mut blocks: Vec<_> =
             self.core().read_ledger().block_table(*of)?.take(*shared as usize).collect();
         if let Some((from, to)) = copied {
             let block = BlockCopy { from: *from, to: to.id() };
-            jobs.push((Copied::Blocks, block.words()));
+            jobs.push((CopyKind::Blocks, block.words()));
             blocks.push(to.id());
         }
         Ok(self.queue_copies(stream, &jobs, Some((id.slot(), &blocks)))?)
@@ -57,7 +57,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.reject_leaked_steps();
         let saved_slot = self.ledger_mut().take_suspended_slot(id)?;
         let copy = SlotCopy { from: id.slot(), to: saved_slot };
-        if let Err(error) = self.queue_copies(stream, &[(Copied::Slots, copy.words())], None) {
+        if let Err(error) = self.queue_copies(stream, &[(CopyKind::Slots, copy.words())], None) {
             self.ledger_mut().return_suspended_slot(saved_slot);
             self.poison_slot(saved_slot);
             return Err(error.into());
@@ -91,7 +91,7 @@ impl<B: Backend> KvCacheManager<B> {
         let saved_slot = suspended.saved_slot;
         let copy = SlotCopy { from: saved_slot, to: id.slot() };
         let blocks: Vec<_> = suspended.blocks.iter().map(|held| held.id()).collect();
-        let jobs = [(Copied::Slots, copy.words())];
+        let jobs = [(CopyKind::Slots, copy.words())];
         match self.queue_copies(stream, &jobs, Some((id.slot(), &blocks))) {
             Ok(()) => {
                 self.ledger_mut().attach(id, suspended);
@@ -120,6 +120,6 @@ impl<B: Backend> KvCacheManager<B> {
     /// In a poisoned cache, marks the slot to be poisoned before its next use.
     pub(crate) fn poison_slot(&mut self, slot: SlotId) {
         let (_, trunk, draft) = self.parts();
-        std::iter::once(trunk).chain(draft).for_each(|memory| memory.freed.add_slot(slot));
+        std::iter::once(trunk).chain(draft).for_each(|memory| memory.to_poison.add_slot(slot));
     }
 }

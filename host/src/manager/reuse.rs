@@ -58,16 +58,20 @@ impl<B: Backend> KvCacheManager<B> {
         prompt: &Prompt<'_>,
     ) -> Result<Admission, KvError> {
         let span = trace::admission(Some(prompt)).entered();
-        let admitted = self.adopt(stream, prompt);
+        let admitted = self.admit_matched(stream, prompt);
         trace::admitted(&span, &admitted);
         admitted
     }
 
-    fn adopt(&mut self, stream: &Stream<B>, prompt: &Prompt<'_>) -> Result<Admission, KvError> {
+    fn admit_matched(
+        &mut self,
+        stream: &Stream<B>,
+        prompt: &Prompt<'_>,
+    ) -> Result<Admission, KvError> {
         self.reject_leaked_steps();
         self.core().check_stream(stream)?;
-        self.enter_arrived(false)?;
-        let (admission, place) = self.ledger_mut().adopt(prompt)?;
+        self.finish_tier_transfers(false)?;
+        let (admission, place) = self.ledger_mut().admit_matched(prompt)?;
         let id = admission.id;
         let continued = place.map_or(Ok(()), |place| {
             let blocks = self.block_table(id)?;

@@ -6,9 +6,9 @@ use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::ledger::Ledger;
 use crate::manager::KvCacheManager;
-use crate::manager::copied::Copied;
+use crate::manager::copy_kind::CopyKind;
 use crate::manager::queued_copies::CopiesFailed;
-use crate::ops::{CheckpointCopy, CopyPieces, JobWords, StateArena};
+use crate::ops::{CheckpointCopy, CopyArena, CopyPieces, JobWords};
 
 impl<B: Backend> KvCacheManager<B> {
     /// Saves requests, each at a position, in one launch for all of them: the state that a request with the blocks
@@ -19,7 +19,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NotSavable`],
     /// [`KvError::OutOfCheckpoints`], [`KvError::Device`]. Nothing is taken then; to make room, prefixes without a
-    /// reference may have been evicted, and checkpoints of answers given up.
+    /// reference may have been evicted, and checkpoints of outputs given up.
     pub fn save_checkpoints(
         &mut self,
         stream: &Stream<B>,
@@ -88,8 +88,8 @@ impl<B: Backend> KvCacheManager<B> {
         let SavedPlace { checkpoint, boundary, has_draft } = from;
         let slot = id.slot();
         let job = CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words();
-        let copied = if has_draft { Copied::Restore } else { Copied::RestoreTrunk };
-        let restored = self.queue_copies(stream, &[(copied, job)], Some((slot, blocks)));
+        let kind = if has_draft { CopyKind::Restore } else { CopyKind::RestoreTrunk };
+        let restored = self.queue_copies(stream, &[(kind, job)], Some((slot, blocks)));
         let restored = restored.and_then(|()| {
             let cleared = if has_draft { Ok(()) } else { self.clear_draft_windows(stream, slot) };
             cleared.map_err(|error| CopiesFailed { error, began: true })
@@ -168,11 +168,11 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn into_copied_state<R>(
         mut self,
         stream: &Stream<B>,
-        work: impl FnOnce(&StateArena<'_, B>, &CopyPieces<'_, B>, &CopyPieces<'_, B>) -> R,
+        work: impl FnOnce(&CopyArena<'_, B>, &CopyPieces<'_, B>, &CopyPieces<'_, B>) -> R,
     ) -> Result<R, KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
-        self.enter_arrived(true)?;
+        self.finish_tier_transfers(true)?;
         self.follow_steps(stream)?;
         let state = &self.core().memory.state;
         Ok(work(&state.arena(), &state.checkpoint_pieces(), &state.slot_pieces()))
@@ -191,7 +191,7 @@ impl<B: Backend> KvCacheManager<B> {
 }
 
 /// The copy of a request's slot to a checkpoint.
-fn save_job(id: RequestId, to: &SavedCheckpoint) -> (Copied, JobWords) {
+fn save_job(id: RequestId, to: &SavedCheckpoint) -> (CopyKind, JobWords) {
     let (slot, checkpoint, boundary) = (id.slot(), to.id(), to.boundary());
-    (Copied::Save, CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words())
+    (CopyKind::Save, CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words())
 }

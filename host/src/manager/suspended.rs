@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::block::Held;
+use crate::block::RequestBlock;
 use crate::error::KvError;
 use crate::ids::{CacheId, RequestId, SlotId};
 use crate::ledger::RequestPrefix;
@@ -21,14 +21,14 @@ pub struct Suspended {
     #[serde(skip)]
     pub(crate) first_id: RequestId,
     /// In order of its tokens.
-    pub(crate) blocks: Vec<Held>,
+    pub(crate) blocks: Vec<RequestBlock>,
     /// By [`crate::LayerGroup::index`].
     pub(crate) groups: [Progress; 2],
     /// The spare slot that has the copy.
     pub(crate) saved_slot: SlotId,
     /// Positions at which checkpoints of it are wanted, including those that it has passed.
     pub(crate) wanted: Vec<u32>,
-    /// Its place in the prefix tree.
+    /// Its reference to the prefix tree, with its other data there.
     #[serde(skip)]
     pub(crate) request_prefix: Option<RequestPrefix>,
 }

@@ -82,7 +82,7 @@ impl<B: Backend> Pools<B> {
         })
     }
 
-    /// The memory in which the pools of slots lie, in units of 256 bytes.
+    /// The memory in which the pools of slots lie, in granules of 256 bytes.
     pub fn slots(&self) -> &Buffer<B, u8> {
         &self.slots
     }
@@ -154,7 +154,7 @@ impl<B: Backend> LayerPools<B> {
             data: self.get(PoolKind::SwaData)?,
             scale: self.get(PoolKind::SwaScale)?,
             format: config.main_format,
-            ring: swa_ring_rows(config.step_tokens_with_rollback()),
+            ring: swa_ring_rows(config.max_decode_tokens()),
             slots: config.max_requests,
         })
     }
@@ -183,7 +183,7 @@ impl<B: Backend> LayerPools<B> {
 
     /// The state of a compressor: `pool` is `MainState` or `IndexState`.
     pub fn state(&self, pool: PoolKind, config: &CacheConfig) -> Result<StateRing<'_, B>, KvError> {
-        let step = config.step_tokens_with_rollback();
+        let step = config.max_decode_tokens();
         let ring = match self.schema.kind {
             LayerKind::Hca => hca_state_rows(step),
             _ => csa_own_rows(step),

@@ -5,7 +5,7 @@ use kernels_gpu::params::CopyStateParams;
 use kv_layout::geometry::{CSA_RATIO, LayerKind, WINDOW, csa_previous_rows, csa_state_rows};
 
 use crate::ids::LayerId;
-use crate::ops::{LayerImage, UNIT};
+use crate::ops::{COPY_GRANULE, LayerImage};
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{LayerCacheSchema, Pool, Schema};
 
@@ -134,7 +134,7 @@ pub(crate) fn unit_places(schema: &Schema, unit: PoolUnit) -> impl Iterator<Item
 /// Bytes of the image of a slot, or block.
 pub(crate) fn unit_image_bytes(schema: &Schema, unit: PoolUnit) -> u64 {
     let last = unit_places(schema, unit).last();
-    last.map_or(0, |last| (last.image + last.pool.unit_bytes()).next_multiple_of(UNIT))
+    last.map_or(0, |last| (last.image + last.pool.unit_bytes()).next_multiple_of(COPY_GRANULE))
 }
 
 /// The pieces of whole slots, or blocks: each pool of one is one row.
@@ -169,11 +169,11 @@ impl Run {
         let Self { base, start, unit, row, ring, rows, image } = *self;
         let is_wide = [start, unit, row, image].iter().all(|bytes| bytes.is_multiple_of(16));
         let (word, narrow) = if is_wide { (16, 0) } else { (4, CopyStateParams::NARROW) };
-        debug_assert!(base.is_multiple_of(UNIT), "an arena aligns its buffers");
+        debug_assert!(base.is_multiple_of(COPY_GRANULE), "an arena aligns its buffers");
         let words = |bytes: u64| (bytes / word) as u32;
         let all = words(row) * rows;
         for first in (0..all).step_by(CopyStateParams::BLOCK_WORDS as usize) {
-            let place = [(base / UNIT) as u32, words(start), words(unit), words(row)];
+            let place = [(base / COPY_GRANULE) as u32, words(start), words(unit), words(row)];
             let [base, start, unit, row] = place;
             pieces.push([base, start, unit, row, ring, rows, words(image), first | narrow]);
         }
@@ -203,7 +203,7 @@ mod tests {
                 let schema = schema(model, max_draft);
                 assert_eq!(checkpoint_bytes(&schema), bytes, "{model}");
                 assert_eq!(bytes, layers * 128 * (576 + 8) + csa * 4 * (4096 + 1024), "{model}");
-                assert!(bytes.is_multiple_of(UNIT), "checkpoints are counted in units");
+                assert!(bytes.is_multiple_of(COPY_GRANULE), "checkpoints are counted in granules");
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::error::KvError;
 use crate::ids::{CheckpointId, LayerGroup, LayerId};
 use crate::memory::pools::Pools;
 use crate::memory::state_layout::{self, Piece, checkpoint_pieces, unit_pieces};
-use crate::ops::{CheckpointRows, CopyPieces, LayerImage, StateArena};
+use crate::ops::{CheckpointRows, CopyArena, CopyPieces, LayerImage};
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::Schema;
 
@@ -105,20 +105,20 @@ impl<B: Backend> StateMemory<B> {
         })
     }
 
-    /// The memory that [`crate::ops::copy_state`] reads and writes.
-    pub fn arena(&self) -> StateArena<'_, B> {
-        StateArena {
-            slots: &self.slots,
-            number_of_slots: self.units,
-            checkpoints: &self.checkpoints,
-            number_of_checkpoints: self.number,
-            checkpoint_bytes: self.checkpoint_bytes,
+    /// The slots and checkpoints that [`crate::ops::copy_state`] reads and writes.
+    pub fn arena(&self) -> CopyArena<'_, B> {
+        CopyArena {
+            units: &self.slots,
+            number_of_units: self.units,
+            images: &self.checkpoints,
+            number_of_images: self.number,
+            image_bytes: self.checkpoint_bytes,
         }
     }
 
     /// As [`Self::arena`], with blocks in place of slots.
-    pub fn block_arena(&self) -> StateArena<'_, B> {
-        StateArena { slots: &self.pools, number_of_slots: self.blocks, ..self.arena() }
+    pub fn block_arena(&self) -> CopyArena<'_, B> {
+        CopyArena { units: &self.pools, number_of_units: self.blocks, ..self.arena() }
     }
 
     /// The pieces of checkpoints.

@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use kernels_gpu::attention::HEADS;
-use kv_layout::attention::{AttendedKeys, MOST_HEADS};
+use kv_layout::attention::{AttendedKeys, MAX_HEADS};
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use kv_layout::main_row::DATA_BYTES;
 
@@ -18,10 +18,10 @@ use crate::layer_progress::LayerProgress;
 use crate::ledger::{Ledger, Written, largest_layout};
 use crate::memory::buffer_spec::{Allocator, BufferSpec};
 use crate::ops::{
-    AttentionExchange, AttentionParts, SPREAD_CLUSTERS, StepTokens, exchange_elements,
-    part_elements, run_capacity, window_capacity,
+    AttentionExchange, SPREAD_CLUSTERS, SplitWorkspace, StepTokens, exchange_elements,
+    run_capacity, split_elements, window_capacity,
 };
-use crate::poison::Freed;
+use crate::poison::ToPoison;
 use crate::pool_kind::PoolUnit;
 use crate::step_meta::{Section, StepLayout};
 
@@ -47,38 +47,38 @@ struct CompressedSpecs {
     entries: BufferSpec<bf16>,
     keys: BufferSpec<bf16>,
     hca_pooled: BufferSpec<f32>,
-    parts: Option<PartSpecs>,
+    splits: Option<SplitSpecs>,
 }
 
-/// Buffers for attention whose keys are split into parts: partial sums, denominators and arrival counters.
-struct PartSpecs {
+/// Buffers for attention whose keys are in several splits: partial outputs, denominators and arrival counters.
+struct SplitSpecs {
     sums: BufferSpec<f32>,
     lse: BufferSpec<f32>,
     arrivals: BufferSpec<u32>,
 }
 
-impl PartSpecs {
-    /// Limits of the number of clusters in one launch of attention in parts. Decode with 64 heads sets the
+impl SplitSpecs {
+    /// Limits of the number of clusters in one launch of attention with several splits. Decode with 64 heads sets the
     /// number. The lower limit keeps all multiprocessors busy with a chunk; the upper one serves 256 requests
     /// with contexts of 1,048,576 tokens.
     const CLUSTERS: RangeInclusive<u32> = 256..=1024;
 
-    /// `None` if no query of the cache can have several parts.
+    /// `None` if no query of the cache can have several splits.
     fn of(config: &CacheConfig) -> Option<Self> {
-        // The cache does not know the number of heads. A query with a single group of heads has the most parts.
+        // The cache does not know the number of heads. A query with a single group of heads has the most splits.
         let keys = WINDOW + config.max_context / HCA_RATIO;
-        let parts = AttendedKeys::All.parts(keys, config.attention_split, HEADS);
-        let has_parts = parts > 1 && config.model.layers.contains(&LayerKind::Hca);
-        has_parts.then(|| {
-            let of_a_query = parts.saturating_mul(MOST_HEADS.div_ceil(HEADS));
-            let queries = config.max_requests.saturating_mul(config.step_tokens_with_rollback());
-            let clusters = queries.saturating_mul(parts);
+        let splits = AttendedKeys::All.num_splits(keys, config.attention_cluster, HEADS);
+        let has_splits = splits > 1 && config.model.layers.contains(&LayerKind::Hca);
+        has_splits.then(|| {
+            let of_a_query = splits.saturating_mul(MAX_HEADS.div_ceil(HEADS));
+            let queries = config.max_requests.saturating_mul(config.max_decode_tokens());
+            let clusters = queries.saturating_mul(splits);
             let clusters = clusters.clamp(*Self::CLUSTERS.start(), *Self::CLUSTERS.end());
-            let [sums, lse, arrivals] = part_elements(clusters.max(of_a_query));
+            let [sums, lse, arrivals] = split_elements(clusters.max(of_a_query));
             Self {
-                sums: BufferSpec::new("parts of attention", sums),
-                lse: BufferSpec::new("denominators of parts", lse),
-                arrivals: BufferSpec::new("counters of parts", arrivals),
+                sums: BufferSpec::new("splits of attention", sums),
+                lse: BufferSpec::new("denominators of splits", lse),
+                arrivals: BufferSpec::new("counters of splits", arrivals),
             }
         })
     }
@@ -86,8 +86,8 @@ impl PartSpecs {
     fn allocate<B: Backend>(
         self,
         allocator: &mut Allocator<'_, B>,
-    ) -> Result<AttentionParts<B>, DeviceError> {
-        Ok(AttentionParts {
+    ) -> Result<SplitWorkspace<B>, DeviceError> {
+        Ok(SplitWorkspace {
             sums: allocator.allocate(self.sums)?,
             lse: allocator.allocate(self.lse)?,
             arrivals: allocator.allocate(self.arrivals)?,
@@ -107,7 +107,7 @@ impl Specs {
             entries: BufferSpec::new("entries", csa * u64::from(HEAD_DIM)),
             keys: BufferSpec::new("indexer keys", csa * u64::from(INDEX_DIM)),
             hca_pooled: BufferSpec::new("pooled entries", runs * u64::from(HEAD_DIM)),
-            parts: PartSpecs::of(config),
+            splits: SplitSpecs::of(config),
         };
         Self {
             step_meta: BufferSpec::new("step metadata", step_meta),
@@ -128,11 +128,11 @@ impl Specs {
                 specs.hca_pooled.bytes(),
             ]
         });
-        let parts = self.compressed.iter().filter_map(|specs| specs.parts.as_ref());
-        let parts =
-            parts.flat_map(|specs| [specs.sums.bytes(), specs.lse.bytes(), specs.arrivals.bytes()]);
+        let splits = self.compressed.iter().filter_map(|specs| specs.splits.as_ref());
+        let splits = splits
+            .flat_map(|specs| [specs.sums.bytes(), specs.lse.bytes(), specs.arrivals.bytes()]);
         let always = [self.step_meta.bytes(), self.own.bytes(), self.exchange.bytes()];
-        always.into_iter().chain(compressed).chain(parts)
+        always.into_iter().chain(compressed).chain(splits)
     }
 
     /// The buffers of every group that has layers.
@@ -168,7 +168,7 @@ pub(crate) struct StepMemory<B: Backend> {
     /// By layer: the address of the window rows with which it was updated; `None` before its update.
     pub rows: Vec<Option<u64>>,
     /// Slots and blocks to poison before the next step; empty unless the cache is poisoned.
-    pub freed: Freed,
+    pub to_poison: ToPoison,
     /// The stream of the last step; `ended` lets another stream wait for its end.
     last: Option<Stream<B>>,
     ended: Event<B>,
@@ -198,8 +198,8 @@ pub(crate) struct Compressed<B: Backend> {
     pub keys: Buffer<B, bf16>,
     /// `[capacity, 512]` f32: pooled entries of the HCA runs of the layer at work.
     pub hca_pooled: Buffer<B, f32>,
-    /// `None` if contexts are too short for attention in parts.
-    pub parts: Option<AttentionParts<B>>,
+    /// `None` if contexts are too short for several splits.
+    pub splits: Option<SplitWorkspace<B>>,
 }
 
 /// Bytes of the planes of own rows and of their places.
@@ -226,8 +226,8 @@ impl<B: Backend> OwnPlanes<B> {
 impl<B: Backend> StepMemory<B> {
     /// The arrival counters of attention, which are 0 between launches.
     pub fn arrivals(&self) -> impl Iterator<Item = &Buffer<B, u32>> {
-        let parts = self.compressed.as_ref().and_then(|of| of.parts.as_ref());
-        parts.map(|of| &of.arrivals).into_iter().chain([&self.exchange.arrivals])
+        let splits = self.compressed.as_ref().and_then(|of| of.splits.as_ref());
+        splits.map(|of| &of.arrivals).into_iter().chain([&self.exchange.arrivals])
     }
 
     /// Allocates all of it and waits until it is ready.
@@ -248,7 +248,7 @@ impl<B: Backend> StepMemory<B> {
                 entries: allocator.allocate(specs.entries)?,
                 keys: allocator.allocate(specs.keys)?,
                 hca_pooled: allocator.allocate(specs.hca_pooled)?,
-                parts: specs.parts.map(|specs| specs.allocate(&mut allocator)).transpose()?,
+                splits: specs.splits.map(|specs| specs.allocate(&mut allocator)).transpose()?,
             }),
         };
         let BufferSpec { label, .. } = specs.step_meta;
@@ -263,10 +263,10 @@ impl<B: Backend> StepMemory<B> {
             compressed,
             progress: vec![LayerProgress::NotStarted; config.group_layers(group).len()],
             rows: vec![None; config.group_layers(group).len()],
-            freed: if config.poison {
-                Freed::new(config.units(PoolUnit::Slot), config.num_blocks)
+            to_poison: if config.poison {
+                ToPoison::new(config.units(PoolUnit::Slot), config.num_blocks)
             } else {
-                Freed::default()
+                ToPoison::default()
             },
             last: None,
             ended: device.event()?,
@@ -287,8 +287,8 @@ impl<B: Backend> StepMemory<B> {
 
     /// Rejects a step that was leaked (`std::mem::forget`): no step borrows this memory any more.
     pub fn reject_leaked_step(&mut self, ledger: &mut Ledger, group: LayerGroup) {
-        let freed = &mut self.freed;
-        ledger.reject_step_with(group, Written::Rows, |block| freed.add_block(block));
+        let to_poison = &mut self.to_poison;
+        ledger.reject_step_with(group, Written::Rows, |block| to_poison.add_block(block));
     }
 
     /// Sets the layout of the sections for the next launches.

@@ -6,7 +6,7 @@ use kernels_gpu::attention::HEADS;
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
 pub use kernels_gpu::table::MULTIPROCESSORS;
-use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
+use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys, KeyCluster, MAX_HEADS};
 use kv_layout::geometry::WINDOW;
 
 use super::attention_exchange::spread_clusters;
@@ -14,7 +14,7 @@ use super::attention_form::{
     SpreadLaunch, consecutive_queries, form_of, halves_of_channels, work_items,
 };
 use super::{
-    AttentionExchange, AttentionParts, BlockTable, Entries, StepQueries, SwaRing, check_argument,
+    AttentionExchange, BlockTable, Entries, SplitWorkspace, StepQueries, SwaRing, check_argument,
     check_equal, check_length,
 };
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
@@ -45,14 +45,14 @@ pub struct AttendedEntries<'a, B: Backend> {
     pub table: &'a BlockTable<'a, B>,
     /// Whether queries attend to a list of them, or to all that they see.
     pub which: Attended<'a, B>,
-    /// Workspace for the partial outputs of keys in several parts (split-KV); needed whenever a query can have several
-    /// parts. If one query needs more clusters than the workspace has, the call is refused; if only all queries
+    /// Workspace for the partial outputs of keys in several splits (split-KV); needed whenever a query can have several
+    /// splits. If one query needs more clusters than the workspace has, the call is refused; if only all queries
     /// together need more, the call becomes several launches. Spread launches keep their partial outputs in `exchange`,
     /// but are checked in the same way, so that whether a query is refused does not depend on its batch.
-    pub parts: Option<&'a AttentionParts<B>>,
+    pub splits: Option<&'a SplitWorkspace<B>>,
     /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see. Elements of -1
-    /// among the first `min(rows, entries that the query sees)` of a list are keys without weight when keys are
-    /// split: so a query's bits depend on `rows` where its list is shorter.
+    /// among the first `min(rows, entries that the query sees)` of a list are keys without weight, which count when
+    /// blocks share the keys: so a query's bits depend on `rows` where its list is shorter.
     pub rows: u32,
 }
 
@@ -87,23 +87,11 @@ pub struct Attention<'a, B: Backend> {
     pub form: QueryForm,
     /// Heads, 1 to 128.
     pub heads: u32,
-    /// Number of blocks among which a query's keys are split, in layers with entries. It must be the same in all
-    /// launches of a cache; otherwise a query's bits depend on the launch.
-    pub split: KeySplit,
-    /// Multiprocessors that the launch is sized for ([`MULTIPROCESSORS`]). Their number decides how many blocks a work
-    /// item (a query, a part of its keys, up to 64 heads) has, and changes no bit. The first of these forms that
-    /// applies is taken:
-    ///
-    /// - Spread over clusters of eight blocks: with `exchange`, and queries that are [`QueryForm::Rotated`], where a part has at most 1,536
-    ///   keys ([`SPREAD_TILES`](kv_layout::attention::SPREAD_TILES) tiles of 64), or 3,072 if keys are split and two clusters have half each; the clusters are at most
-    ///   `multiprocessors / 10 * 9 / 8`, and at most those of `exchange`.
-    /// - Consecutive: with `own`, without entries, [`QueryForm::Rotated`], more queries than `multiprocessors / ceil(heads / 64)`. A block takes
-    ///   up to 32 consecutive queries, and loads the rows once that they share.
-    /// - Two clusters, or two blocks, for each work item, with half of the channels of the values each: if these are at most
-    ///   `multiprocessors / 2` blocks, or for windows alone `multiprocessors / 4`.
-    /// - Else the blocks of `split`.
-    ///
-    /// Work items are counted for the capacity of the launch: padding too, and the parts of a query with `rows` entries.
+    /// Number of thread blocks that share a query's keys, in layers with entries. It must be the same in all launches
+    /// of a cache; otherwise a query's bits depend on the launch.
+    pub cluster: KeyCluster,
+    /// Multiprocessors that the launch is sized for ([`MULTIPROCESSORS`]). Their number selects the form of the kernel
+    /// (docs/architecture.md, D33), and changes no bit.
     pub multiprocessors: u32,
     /// Workspace of work items that are spread over eight blocks. Without it, or where it has fewer clusters than the
     /// launch has work items, none is spread.
@@ -141,7 +129,7 @@ pub struct Attention<'a, B: Backend> {
 ///   than `i32::MAX` rows, queries past `u32::MAX`.
 /// - [`DeviceError::NotADivisor`]: `entries_per_block` does not divide 128.
 /// - [`DeviceError::Length`]: a ring shorter than a window, fewer own rows than the queries end at, a table of fewer slots than the
-///   ring, no room for the parts of one query.
+///   ring, no room for the splits of one query.
 /// - [`DeviceError::TooShort`]: a buffer shorter than its shape. [`DeviceError::BadGrid`]: more queries than a launch has room for. As
 ///   [`Stream::launch`].
 ///
@@ -162,12 +150,12 @@ pub unsafe fn attend<B: Backend>(
     }
     launches.try_for_each(|queries| {
         let operation = attention.operation(&plan, queries)?;
-        // SAFETY: the launch checks every buffer; the kernel refuses slots outside the ring and the table, entries that a
-        // query does not see, and blocks outside the planes. `SpreadLaunch::of` has no more tiles for a cluster than the
-        // kernel takes, `form_of` no more than the short one does, and halves of keys only where these are split.
-        // Work of one stream runs in order, so that parts of one launch are added up before the next leaves its own,
-        // and their counters are 0 then; parts and exchange are used by one stream at a time, as their types say. All threads read
-        // the same of the step, by this function's own contract.
+        // SAFETY: the launch checks every buffer; the kernel refuses slots outside the ring and the table, entries that
+        // a query does not see, and blocks outside the planes. `SpreadLaunch::of` has no more tiles for a cluster than
+        // the kernel takes, `form_of` no more than the short one does, and halves of splits only where these have two
+        // sums. Work of one stream runs in order, so that splits of one launch are combined before the next leaves its
+        // own, and their counters are 0 then; both workspaces are used by one stream at a time, as their types say. All
+        // threads read the same of the step, by this function's own contract.
         let launched = unsafe { stream.launch(plan.kernel, &operation) };
         launched.inspect_err(|error| attention.clean(stream, error))
     })
@@ -214,7 +202,7 @@ struct Plan {
     params: AttendParams,
     spread: Option<SpreadLaunch>,
     kernel: AttendKernel,
-    /// Most queries of a launch: as many as the workspace for parts has room for.
+    /// Most queries of a launch: as many as the workspace for splits has room for.
     at_once: u32,
 }
 
@@ -236,7 +224,7 @@ impl<B: Backend> Attention<'_, B> {
                 params.queries_per_block = queries;
                 AttendForm::Consecutive
             }
-            None => form_of(self.keys(), spread, params.parts, params.entry_rows),
+            None => form_of(self.keys(), spread, params.num_splits, params.entry_rows),
         };
         let kernel = AttendKernel { format: self.ring.format, form };
         Ok(Plan { params, spread, kernel, at_once: self.at_once(&params, spread)? })
@@ -254,20 +242,20 @@ impl<B: Backend> Attention<'_, B> {
         params: &AttendParams,
         spread: Option<SpreadLaunch>,
     ) -> Result<u32, DeviceError> {
-        if params.parts == 1 {
+        if params.num_splits == 1 {
             return Ok(params.tokens);
         }
-        // Spread queries keep their parts in the exchange, but are checked in the same way, so that whether a query is
+        // Spread queries keep their splits in the exchange, but are checked in the same way, so that whether a query is
         // refused does not depend on its batch.
-        let of_query = u64::from(params.parts) * u64::from(params.heads.div_ceil(HEADS));
-        let there = self.parts().map_or(0, AttentionParts::clusters);
-        check_length("clusters that have memory for parts of a query", there, of_query)?;
+        let of_query = u64::from(params.num_splits) * u64::from(params.heads.div_ceil(HEADS));
+        let there = self.splits().map_or(0, SplitWorkspace::clusters);
+        check_length("clusters that have memory for splits of a query", there, of_query)?;
         let enough = (there / of_query).min(params.tokens.into()) as u32;
         Ok(if spread.is_some() { params.tokens } else { enough })
     }
 
-    fn parts(&self) -> Option<&AttentionParts<B>> {
-        self.entries.as_ref().and_then(|entries| entries.parts)
+    fn splits(&self) -> Option<&SplitWorkspace<B>> {
+        self.entries.as_ref().and_then(|entries| entries.splits)
     }
 
     /// The launch of some queries.
@@ -284,8 +272,8 @@ impl<B: Backend> Attention<'_, B> {
             None => {
                 // Windows as if they had two blocks: in a graph for 32 requests they would take 0.9 us less, and so 1.4 us less
                 // than in a graph for 256 requests (docs/experiments-attention.md).
-                let split = if self.entries.is_some() { params.split } else { 2 };
-                (halves_of_channels(work_items(&params), split, self.multiprocessors), 1)
+                let blocks = if self.entries.is_some() { params.blocks_per_split } else { 2 };
+                (halves_of_channels(work_items(&params), blocks, self.multiprocessors), 1)
             }
         };
         let params = AttendParams { channel_halves, key_halves, ..params };
@@ -305,10 +293,10 @@ impl<B: Backend> Attention<'_, B> {
         let workspace = if plan.spread.is_some() {
             self.exchange.map(|of| (&of.sums, &of.denominators, &of.arrivals))
         } else {
-            let parts = self.parts().filter(|_| params.parts > 1);
-            parts.map(|of| (&of.sums, &of.lse, &of.arrivals))
+            let splits = self.splits().filter(|_| params.num_splits > 1);
+            splits.map(|of| (&of.sums, &of.lse, &of.arrivals))
         };
-        let (part_sums, part_softmax, arrivals) =
+        let (split_out, split_softmax, arrivals) =
             workspace.unwrap_or((&no_floats, &no_floats, &no_counts));
         Ok(Attend {
             query: query.ptr(),
@@ -327,8 +315,8 @@ impl<B: Backend> Attention<'_, B> {
             entry_scale: planes[1].ptr(),
             out: out.ptr_mut(),
             lse: self.lse.unwrap_or(&no_floats).ptr_mut(),
-            part_sums: part_sums.ptr_mut(),
-            part_softmax: part_softmax.ptr_mut(),
+            split_out: split_out.ptr_mut(),
+            split_softmax: split_softmax.ptr_mut(),
             arrivals: arrivals.ptr_mut(),
             exchange: self.exchange.map_or(&no_exchange, |of| &of.weights).ptr_mut(),
             faults: faults.ptr_mut(),
@@ -338,11 +326,11 @@ impl<B: Backend> Attention<'_, B> {
 
     /// Resets the arrival counters after `error`.
     fn clean(&self, stream: &Stream<B>, error: &DeviceError) {
-        let parts = self.parts().map(|of| &of.arrivals);
+        let splits = self.splits().map(|of| &of.arrivals);
         reset_arrivals(
             stream,
             error,
-            parts.into_iter().chain(self.exchange.map(|of| &of.arrivals)),
+            splits.into_iter().chain(self.exchange.map(|of| &of.arrivals)),
         );
     }
 
@@ -354,8 +342,8 @@ impl<B: Backend> Attention<'_, B> {
     fn spread(&self, params: &AttendParams) -> Option<SpreadLaunch> {
         let exchange = self.exchange.filter(|_| self.form == QueryForm::Rotated)?;
         let limit = exchange.clusters().min(spread_clusters(self.multiprocessors).into());
-        let (keys, split) = (self.keys(), params.split);
-        SpreadLaunch::of((keys, split), work_items(params), params.entry_rows, limit)
+        let keys = (self.keys(), params.blocks_per_split);
+        SpreadLaunch::of(keys, work_items(params), params.entry_rows, limit)
     }
 
     /// Number of queries that a block takes one after another in the consecutive form; `None` for the other forms. That
@@ -371,7 +359,7 @@ impl<B: Backend> Attention<'_, B> {
     /// Parameters of one launch of all queries.
     fn params(&self) -> Result<AttendParams, DeviceError> {
         let Self { queries, ring, heads, .. } = *self;
-        check_argument("heads", heads, 1, MOST_HEADS)?;
+        check_argument("heads", heads, 1, MAX_HEADS)?;
         ring.rows()?;
         queries.check()?;
         check_length("rows of the ring", ring.ring.into(), WINDOW.into())?;
@@ -387,7 +375,7 @@ impl<B: Backend> Attention<'_, B> {
             heads,
             lse_heads: if self.lse.is_some() { heads } else { 0 },
             raw_queries: u32::from(self.form == QueryForm::Raw),
-            parts: 1,
+            num_splits: 1,
             ring: ring.ring,
             slots: ring.slots,
             own_rows,
@@ -396,12 +384,14 @@ impl<B: Backend> Attention<'_, B> {
             entries_log2: 0,
             max_blocks: 0,
             num_blocks: 0,
-            split: self.split.blocks(self.keys()),
+            blocks_per_split: self.cluster.blocks(self.keys()),
             channel_halves: 1,
             key_halves: 1,
             queries_per_block: 1,
         };
-        self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, self.split, ring))
+        self.entries
+            .as_ref()
+            .map_or(Ok(params), |entries| entries.add_to(params, self.cluster, ring))
     }
 }
 
@@ -409,7 +399,7 @@ impl<B: Backend> AttendedEntries<'_, B> {
     fn add_to(
         &self,
         params: AttendParams,
-        split: KeySplit,
+        cluster: KeyCluster,
         ring: &SwaRing<'_, B>,
     ) -> Result<AttendParams, DeviceError> {
         let Self { entries, table, rows, .. } = *self;
@@ -420,7 +410,7 @@ impl<B: Backend> AttendedEntries<'_, B> {
         check_argument("blocks of a request", table.max_blocks, 1, i32::MAX as u32)?;
         check_argument("entries of a query", rows, 1, i32::MAX as u32)?;
         Ok(AttendParams {
-            parts: self.which.keys().parts(WINDOW + rows, split, params.heads),
+            num_splits: self.which.keys().num_splits(WINDOW + rows, cluster, params.heads),
             entry_rows: rows,
             ratio_log2,
             entries_log2: entries.entries_per_block.ilog2(),
@@ -442,9 +432,9 @@ mod tests {
     fn a_fault_leaves_counters_at_zero() {
         let device = EmuDevice::new(EmuOptions::default());
         let stream = device.stream().unwrap();
-        let parts = AttentionParts::new(&device, 1).unwrap();
+        let splits = SplitWorkspace::new(&device, 1).unwrap();
         let exchange = AttentionExchange::new(&device, 1).unwrap();
-        let counters = [&parts.arrivals, &exchange.arrivals];
+        let counters = [&splits.arrivals, &exchange.arrivals];
         let kind = Box::new(FaultKind::InvalidLaunch { grid: (1, 1), block: 0 });
         let fault = DeviceError::Fault(Fault { kernel: None, block: None, kind });
         for (error, left) in [(DeviceError::NestedCapture, 1), (fault, 0)] {

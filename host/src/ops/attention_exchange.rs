@@ -15,7 +15,7 @@ pub(super) const fn spread_clusters(multiprocessors: u32) -> u32 {
 }
 
 /// Workspace of launches that are spread over clusters of eight blocks: results that the blocks of a cluster, and the
-/// clusters of a query, exchange. 348 KiB a cluster, which has up to 64 heads of a query and all of its keys, a part,
+/// clusters of a query, exchange. 348 KiB a cluster, which has up to 64 heads of a query and all of its keys, a split,
 /// or half of one; one allocation. Launches that use it must run one after the other, as those of one stream do. Two at
 /// a time would read each other's data, and leave counters that make later launches wrong too; after that, make a new
 /// workspace.
@@ -25,8 +25,8 @@ pub struct AttentionExchange<B: Backend> {
     pub(crate) weights: Buffer<B, u32>,
     /// `[clusters, 8, 4096]` f32: partial outputs, 64 heads by 64 channels a block, in the order of the threads' fragments.
     pub(crate) sums: Buffer<B, f32>,
-    /// `[clusters, 8, 2, 64]` f32, one copy per block. For a whole part: log2 of the softmax's denominator, and an
-    /// unused value. For half a part: the base, and the sum of weights.
+    /// `[clusters, 8, 2, 64]` f32, one copy per block. For a whole split: log2 of the softmax's denominator, and an
+    /// unused value. For half a split: the base, and the sum of weights.
     pub(crate) denominators: Buffer<B, f32>,
     /// `[clusters, 8]` u32: clusters of a query that have stored their partial output, for each block's 64 channels; 0 between launches.
     pub(crate) arrivals: Buffer<B, u32>,

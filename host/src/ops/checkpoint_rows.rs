@@ -1,7 +1,7 @@
 //! Rows of checkpoints that launches over a step's tokens write.
 
 use super::check_length;
-use super::state_copy::in_units;
+use super::state_copy::in_granules;
 use crate::device::{Backend, Buffer, DeviceError, DevicePtr, DevicePtrMut, View};
 
 /// Where the rows of a layer lie in a checkpoint, in bytes, multiples of 256.
@@ -32,8 +32,9 @@ pub(super) struct CheckpointArguments {
     pub row: DevicePtr<i32>,
     pub checkpoints: DevicePtrMut<u8>,
     pub number: u32,
-    pub units: u32,
-    /// Where each of the kernel's parts lies in a checkpoint, in units.
+    /// Granules of 256 bytes of a checkpoint.
+    pub granules: u32,
+    /// Where each of the kernel's parts lies in a checkpoint, in granules.
     pub places: [u32; 2],
 }
 
@@ -43,7 +44,7 @@ impl CheckpointArguments {
         let none = "every buffer has no elements";
         let row = row.slice(0, 0).expect(none).ptr();
         let checkpoints = unused.slice(0, 0).expect(none).ptr_mut();
-        Self { row, checkpoints, number: 0, units: 0, places: [0; 2] }
+        Self { row, checkpoints, number: 0, granules: 0, places: [0; 2] }
     }
 }
 
@@ -58,13 +59,13 @@ impl<B: Backend> CheckpointRows<'_, B> {
             let end = place.saturating_add(bytes);
             check_length("bytes of a checkpoint", self.checkpoint_bytes, end)?;
         }
-        let place = |(place, _)| in_units("place in a checkpoint", place);
+        let place = |(place, _)| in_granules("place in a checkpoint", place);
         let [first, second] = parts.map(place);
         Ok(CheckpointArguments {
             row: self.row.ptr(),
             checkpoints: self.checkpoints.ptr_mut(),
             number: self.number,
-            units: in_units("bytes of a checkpoint", self.checkpoint_bytes)?,
+            granules: in_granules("bytes of a checkpoint", self.checkpoint_bytes)?,
             places: [first?, second?],
         })
     }

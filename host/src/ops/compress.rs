@@ -9,8 +9,9 @@ use super::step_tokens::{StepProjections, StepTokens, WorkList};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{Compress, WriteState};
 
-/// A compressor's weights. `ratio`, `columns` and `channels` are those of its `CompressorKind`.
-pub struct CompressorWeights<'a, B: Backend> {
+/// A compressor's weights and rotary frequencies: what turns the pooled tokens of a window into an entry. `ratio`,
+/// `columns` and `channels` are those of its `CompressorKind`.
+pub struct PoolingWeights<'a, B: Backend> {
     /// `[ratio, columns]` f32, the position bias.
     pub ape: &'a View<B, f32>,
     /// `[channels]` f32, of the RMS norm.
@@ -26,7 +27,7 @@ pub struct Compression<'a, B: Backend> {
     /// The model's projections of these tokens.
     pub projections: &'a StepProjections<'a, B>,
     /// The compressor's weights.
-    pub weights: &'a CompressorWeights<'a, B>,
+    pub weights: &'a PoolingWeights<'a, B>,
     /// Its state.
     pub state: &'a StateRing<'a, B>,
     /// Which tokens close a compression window.
@@ -144,8 +145,8 @@ pub fn write_state_saving<B: Backend>(
             slots: state.slots,
             tokens: tokens.count,
             checkpoints: saved.number,
-            checkpoint_units: saved.units,
-            image_units: saved.places[0],
+            checkpoint_granules: saved.granules,
+            row_granules: saved.places[0],
         },
     };
     // SAFETY: the launch checks every buffer, and a checkpoint has the compressor's rows; the kernel leaves out

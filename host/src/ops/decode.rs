@@ -6,7 +6,7 @@ use kv_layout::geometry::{CSA_RATIO, CompressorKind, HCA_RATIO};
 use super::block_table::BlockTable;
 use super::pools::{Entries, IndexKeys};
 use super::{
-    CompressorWeights, StateRing, StepProjections, StepTokens, SwaRing, check_equal, check_length,
+    PoolingWeights, StateRing, StepProjections, StepTokens, SwaRing, check_equal, check_length,
 };
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{DecodeCsa, DecodeHca};
@@ -34,7 +34,7 @@ pub struct DecodeCompressor<'a, B: Backend> {
     /// The model's projections.
     pub projections: StepProjections<'a, B>,
     /// The compressor's weights.
-    pub weights: CompressorWeights<'a, B>,
+    pub weights: PoolingWeights<'a, B>,
     /// Its state.
     pub state: StateRing<'a, B>,
 }

@@ -39,7 +39,7 @@ pub struct HcaCompression<'a, B: Backend> {
 /// window. In this order, because a chunk longer than the ring may overwrite the row from which its first run
 /// continues.
 pub(crate) const HCA_LAUNCHES: [u32; 2] =
-    [CompressHcaParams::GOING_ON, CompressHcaParams::STARTING];
+    [CompressHcaParams::CONTINUING, CompressHcaParams::STARTING];
 
 /// Queues `compress_hca`, once for the runs that continue from a state row and once for those that
 /// start a window.

@@ -19,10 +19,10 @@ use kernels_gpu::launch::{
 };
 
 /// Most scores of a row: the entries of the longest context.
-const MOST_COLUMNS: u32 = 1 << 18;
+const MAX_COLUMNS: u32 = 1 << 18;
 /// Most queries that `index_topk_long` lists. For more, multiprocessors take several rows one after another, and
 /// `index_topk_many`, with two rows at a time on each, takes less time: measured with 2,048 queries (docs/experiments.md).
-const MOST_OF_LONG: u32 = 2 * MULTIPROCESSORS;
+const MAX_LONG_QUERIES: u32 = 2 * MULTIPROCESSORS;
 
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, B: Backend> {
@@ -53,7 +53,7 @@ pub struct Scores<'a, B: Backend> {
 
 impl<B: Backend> Scores<'_, B> {
     fn check(&self) -> Result<(), DeviceError> {
-        check_argument("columns of scores", self.columns, TILE, MOST_COLUMNS)
+        check_argument("columns of scores", self.columns, TILE, MAX_COLUMNS)
     }
 }
 
@@ -267,11 +267,11 @@ pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     /// Blocks that run at once: four on each multiprocessor.
     const AT_ONCE: u32 = 4 * MULTIPROCESSORS;
     /// A warp holds the block numbers of 32 tiles, one per lane.
-    const MOST: u32 = 32 * WARPS;
+    const MAX_TILES: u32 = 32 * WARPS;
     let tiles = columns / TILE;
     let of_waves = |waves: u32| tiles.div_ceil((waves * AT_ONCE / queries).max(1));
-    let fitting = (1..MOST_COLUMNS / TILE).map(of_waves).find(|&tiles| tiles <= MOST);
-    fitting.unwrap_or(MOST).next_multiple_of(WARPS)
+    let fitting = (1..MAX_COLUMNS / TILE).map(of_waves).find(|&tiles| tiles <= MAX_TILES);
+    fitting.unwrap_or(MAX_TILES).next_multiple_of(WARPS)
 }
 
 /// Queries of a block of `index_score_chunk` where `each` of one request stand beside each other: all of them, or as many
@@ -286,12 +286,12 @@ fn queries_per_block(format: IndexFormat, each: u32) -> u32 {
 fn tiles_per_chunk(columns: u32, blocks: u32) -> u32 {
     const AT_ONCE: u32 = chunk::BLOCKS * MULTIPROCESSORS;
     /// A warp holds the block numbers of 32 tiles, one per lane.
-    const MOST_ROUNDS: u32 = 32;
+    const MAX_ROUNDS: u32 = 32;
     let time = |rounds: &u32| {
         let parts = (columns / TILE).div_ceil(chunk::STRIDE * rounds);
         u64::from(blocks.saturating_mul(parts).div_ceil(AT_ONCE)) * u64::from(rounds + 1)
     };
-    chunk::STRIDE * (1..=MOST_ROUNDS).min_by_key(time).unwrap_or(MOST_ROUNDS)
+    chunk::STRIDE * (1..=MAX_ROUNDS).min_by_key(time).unwrap_or(MAX_ROUNDS)
 }
 
 /// Refuses a length of lists that no selection makes.
@@ -343,7 +343,7 @@ pub unsafe fn index_topk<B: Backend>(
         if columns <= SHORT_COLUMNS {
             let short = IndexTopkShort { scores, token_position, token_slot, selected, params };
             stream.launch((), &short)
-        } else if count > MOST_OF_LONG {
+        } else if count > MAX_LONG_QUERIES {
             let many =
                 IndexTopkMany { scores, maxima, token_position, token_slot, selected, params };
             stream.launch((), &many)
@@ -433,8 +433,8 @@ mod tests {
             (Fp8, 8192, 64, 64, false),
             (Fp8, 32_768, 5, 5, false),
             (Fp8, 32_768, 40, 5, true),
-            (Fp8, MOST_COLUMNS, 5, 5, true),
-            (Mxfp4, MOST_COLUMNS, u32::MAX, u32::MAX, true),
+            (Fp8, MAX_COLUMNS, 5, 5, true),
+            (Mxfp4, MAX_COLUMNS, u32::MAX, u32::MAX, true),
             (Mxfp4, 0, 0, 0, false),
         ] {
             let found = shared_keys_are_faster(format, columns, queries, each);
@@ -456,7 +456,7 @@ mod tests {
     /// A warp of `index_score_chunk` has at most 32 rounds, and blocks cover all columns.
     #[test]
     fn chunks_have_tiles_for_all_columns() {
-        for columns in [TILE, 96, 8192, MOST_COLUMNS] {
+        for columns in [TILE, 96, 8192, MAX_COLUMNS] {
             for blocks in [1, 10, 2048, u32::MAX] {
                 let tiles = tiles_per_chunk(columns, blocks);
                 let rounds = tiles / chunk::STRIDE;
@@ -469,7 +469,7 @@ mod tests {
     #[test]
     fn no_shorter_row_has_more_maxima() {
         let mut most = 0;
-        for columns in (TILE..=MOST_COLUMNS).step_by(TILE as usize) {
+        for columns in (TILE..=MAX_COLUMNS).step_by(TILE as usize) {
             most = most.max(maxima_len(columns));
             assert_eq!(most_maxima(columns), most, "{columns} columns");
         }

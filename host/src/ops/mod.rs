@@ -15,7 +15,6 @@
 mod attention;
 mod attention_exchange;
 mod attention_form;
-mod attention_parts;
 mod block_table;
 mod checkpoint_rows;
 mod compress;
@@ -30,6 +29,7 @@ mod poison;
 mod poison_keys;
 mod pools;
 mod query_product;
+mod split_workspace;
 mod state;
 mod state_copy;
 mod step_tokens;
@@ -40,11 +40,10 @@ pub use attention::{
     Attended, AttendedEntries, Attention, MULTIPROCESSORS, OwnRows, QueryForm, attend, check_attend,
 };
 pub use attention_exchange::{AttentionExchange, SPREAD_CLUSTERS, exchange_elements};
-pub use attention_parts::{AttentionParts, part_elements};
 pub use block_table::{BlockTable, TableUpdate, update_table};
 pub use checkpoint_rows::{CheckpointRows, LayerImage};
 pub use compress::{
-    Compression, CompressorWeights, StateUpdate, compress, write_state, write_state_saving,
+    Compression, PoolingWeights, StateUpdate, compress, write_state, write_state_saving,
 };
 pub use decode::{CsaDecode, DecodeCompressor, DecodeStep, HcaDecode, decode_csa, decode_hca};
 pub use digest::{DIGEST_RECORD, SectionRecords, digest, digest_secret, digest_sections};
@@ -63,12 +62,13 @@ pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
 pub use pools::{Entries, IndexKeys, StateRing, SwaRing};
 pub use query_product::{QueryProduct, bf16_index_query, nvfp4_index_query};
+pub use split_workspace::{SplitWorkspace, split_elements};
 pub use state::{StateMove, StatePart, StateSlot, StateSource, reset_state, rotate_state};
 pub use state_copy::{
-    BlockCopy, CheckpointCopy, CopyDirection, CopyPieces, JobWords, SlotCopy, StateArena,
+    BlockCopy, CheckpointCopy, CopyArena, CopyDirection, CopyPieces, JobWords, SlotCopy,
     StateCopies, copy_state,
 };
-pub(crate) use state_copy::{JOB, UNIT};
+pub(crate) use state_copy::{COPY_GRANULE, JOB};
 pub use step_tokens::{
     StepProjections, StepQueries, StepTokens, WorkList, WorkLists, list_closing_tokens,
     window_capacity,

@@ -88,8 +88,8 @@ pub fn find_poison<B: Backend>(
 
 /// Number of records that `found` has room for after its head.
 pub(super) fn capacity<B: Backend>(found: &Buffer<B, u32>) -> u32 {
-    const MOST: u32 = (u32::MAX - FindPoisonParams::HEAD) / FindPoisonParams::RECORD;
+    const MAX_RECORDS: u32 = (u32::MAX - FindPoisonParams::HEAD) / FindPoisonParams::RECORD;
     let words = found.len().saturating_sub(FindPoisonParams::HEAD.into());
     let records = words / u64::from(FindPoisonParams::RECORD);
-    u32::try_from(records).unwrap_or(MOST).min(MOST)
+    u32::try_from(records).unwrap_or(MAX_RECORDS).min(MAX_RECORDS)
 }

@@ -1,5 +1,6 @@
 //! Whole state rows, as in the original design: copied into another slot, or overwritten with one word. No step
-//! launches these; forks and resumed requests have [`super::copy_state`].
+//! launches these kernels (docs/architecture.md, D3); forks and resumed requests have [`super::copy_state`]. They are for
+//! programs that keep state of their own.
 
 use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_previous_rows, csa_state_rows};
@@ -72,7 +73,7 @@ pub struct StateMove<'a, B: Backend> {
 }
 
 /// Queues `csa_rotate_state`, which serves every compressor: rows into slot `to`, each to the ring row of its
-/// position.
+/// position. No step launches it.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a slot that does not exist, or more rows than the ring has;
@@ -121,7 +122,7 @@ pub fn rotate_state<B: Backend>(
 }
 
 /// Queues `hca_reset_state`, which serves every compressor: all rows of a slot, of all its rings, become `word`,
-/// a NaN pattern to poison them or 0 to clear them.
+/// a NaN pattern to poison them or 0 to clear them. No step launches it.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a slot that does not exist; [`DeviceError::TooShort`] for a buffer shorter than its

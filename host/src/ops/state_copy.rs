@@ -1,5 +1,5 @@
-//! Copies of request state, all layers in one launch: from slots to checkpoints and back, between slots, and
-//! between blocks.
+//! Copies of slots and blocks, all layers in one launch: from slots to checkpoints, from slots or blocks to other
+//! images, back, between slots, and between blocks.
 
 use kernels_gpu::launch::CopyState;
 use kernels_gpu::params::CopyStateParams;
@@ -8,33 +8,33 @@ use super::check_argument;
 use crate::device::{ARENA_ALIGN, Backend, Buffer, DeviceError, Stream, View};
 use crate::ids::{BlockId, CheckpointId, SlotId};
 
-/// Bytes of the unit in which the kernel counts memory: the alignment of pools in an arena.
-pub(crate) const UNIT: u64 = ARENA_ALIGN;
-const _: () = assert!(UNIT == 256, "what kernels take a unit to be");
+/// Bytes of a granule, in which the kernel counts memory: the alignment of pools in an arena.
+pub(crate) const COPY_GRANULE: u64 = ARENA_ALIGN;
+const _: () = assert!(COPY_GRANULE == 256, "what kernels take a granule to be");
 
-/// A number of bytes in units. Refuses one that is no multiple of 256, and more units than a kernel can count.
-pub(super) fn in_units(what: &'static str, value: u64) -> Result<u32, DeviceError> {
-    let refused =
-        DeviceError::Argument { what, value, multiple: UNIT, most: UNIT * u64::from(u32::MAX) };
-    let units = u32::try_from(value / UNIT).ok();
-    units.filter(|_| value.is_multiple_of(UNIT)).ok_or(refused)
+/// A number of bytes in granules. Refuses one that is no multiple of 256, and more granules than a kernel can count.
+pub(super) fn in_granules(what: &'static str, value: u64) -> Result<u32, DeviceError> {
+    let most = COPY_GRANULE * u64::from(u32::MAX);
+    let refused = DeviceError::Argument { what, value, multiple: COPY_GRANULE, most };
+    let granules = u32::try_from(value / COPY_GRANULE).ok();
+    granules.filter(|_| value.is_multiple_of(COPY_GRANULE)).ok_or(refused)
 }
 
-/// The memory of slots and checkpoints.
-pub struct StateArena<'a, B: Backend> {
-    /// The memory that holds the pools of all slots.
-    pub slots: &'a Buffer<B, u8>,
-    /// Slots, those of suspended requests included.
-    pub number_of_slots: u32,
-    /// `[checkpoints, checkpoint_bytes]` u8.
-    pub checkpoints: &'a Buffer<B, u8>,
-    /// Checkpoints.
-    pub number_of_checkpoints: u32,
-    /// Bytes of a checkpoint, a multiple of 256.
-    pub checkpoint_bytes: u64,
+/// The memory of units, which are all slots or all blocks, and that of images.
+pub struct CopyArena<'a, B: Backend> {
+    /// The memory that holds the pools of all slots, or of all blocks.
+    pub units: &'a Buffer<B, u8>,
+    /// Slots, those of suspended requests included, or blocks.
+    pub number_of_units: u32,
+    /// `[images, image_bytes]` u8: checkpoints, or images of whole slots or blocks.
+    pub images: &'a Buffer<B, u8>,
+    /// Images.
+    pub number_of_images: u32,
+    /// Bytes of an image, a multiple of 256.
+    pub image_bytes: u64,
 }
 
-/// Which part of a pool each block copies: `[pieces, 8]` u32; see `kernels_gpu::state_copy`.
+/// Which part of a pool each thread block copies: `[pieces, 8]` u32; see `kernels_gpu::state_copy`.
 pub struct CopyPieces<'a, B: Backend>(pub &'a View<B, u32>);
 
 /// A copy between a slot and a checkpoint, in the direction of the launch.
@@ -107,35 +107,36 @@ const fn whole(from: u32, to: u32) -> JobWords {
 /// Source and destination of the copies of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyDirection {
-    /// From slots to checkpoints: jobs are [`CheckpointCopy::words`].
-    Save,
-    /// From checkpoints to slots: jobs are [`CheckpointCopy::words`].
-    Restore,
+    /// From units to images: jobs are [`CheckpointCopy::words`]; for images of whole slots or blocks, whose `to` is
+    /// then the image, [`SlotCopy::words`] or [`BlockCopy::words`].
+    Pack,
+    /// From images to units: jobs as of [`Self::Pack`].
+    Unpack,
     /// From slots to other slots, or blocks to other blocks: jobs are [`SlotCopy::words`] or [`BlockCopy::words`].
-    Slot,
+    Copy,
 }
 
 /// Copies of one direction, on the device.
 pub struct StateCopies<'a, B: Backend> {
     /// The memory.
-    pub arena: &'a StateArena<'a, B>,
-    /// The pieces of checkpoints, or of slots.
+    pub arena: &'a CopyArena<'a, B>,
+    /// The pieces of checkpoints, of slots, or of blocks.
     pub pieces: CopyPieces<'a, B>,
-    /// `[count, 4]` i32. No two jobs may write the same slot or checkpoint, and none may read what another writes.
+    /// `[count, 4]` i32. No two jobs may write the same unit or image, and none may read what another writes.
     pub jobs: &'a View<B, i32>,
     /// Jobs.
     pub count: u32,
     /// The direction of all of them.
     pub direction: CopyDirection,
-    /// `[1]` count of jobs refused, by piece: a slot or checkpoint that does not exist.
+    /// `[1]` count of jobs refused, by piece: a slot, block or image that does not exist.
     pub faults: &'a Buffer<B, u32>,
 }
 
 /// Queues `copy_state`: all layers of all jobs in one launch.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for memory of less than 256 bytes, or of more than 2^40, for checkpoints whose size is no
-/// multiple of 256, or if there are no checkpoints; [`DeviceError::TooShort`] for a buffer shorter than its shape; as
+/// [`DeviceError::Argument`] for memory of less than 256 bytes, or of more than 2^40, for images whose size is no
+/// multiple of 256, or if there are no images; [`DeviceError::TooShort`] for a buffer shorter than its shape; as
 /// [`Stream::launch`].
 pub fn copy_state<B: Backend>(
     stream: &Stream<B>,
@@ -147,45 +148,45 @@ pub fn copy_state<B: Backend>(
     if count == 0 || number == 0 {
         return Ok(());
     }
-    let units = |what, bytes: u64| {
-        let units = bytes / UNIT;
-        check_argument(what, units, 1, u32::MAX)?;
-        Ok::<_, DeviceError>(units as u32)
+    let granules = |what, bytes: u64| {
+        let granules = bytes / COPY_GRANULE;
+        check_argument(what, granules, 1, u32::MAX)?;
+        Ok::<_, DeviceError>(granules as u32)
     };
     check_argument("pieces of a copy", number, 1, u32::MAX)?;
-    let slot_units = units("units of 256 bytes of all slots", arena.slots.len())?;
-    let (mode, checkpoints) = match direction {
-        CopyDirection::Save => (CopyStateParams::SAVE, arena.number_of_checkpoints),
-        CopyDirection::Restore => (CopyStateParams::RESTORE, arena.number_of_checkpoints),
-        CopyDirection::Slot => (CopyStateParams::SLOT, 0),
+    let memory_granules = granules("256-byte granules of all slots or blocks", arena.units.len())?;
+    let (mode, images) = match direction {
+        CopyDirection::Pack => (CopyStateParams::PACK, arena.number_of_images),
+        CopyDirection::Unpack => (CopyStateParams::UNPACK, arena.number_of_images),
+        CopyDirection::Copy => (CopyStateParams::COPY, 0),
     };
-    let checkpoint_units = match checkpoints {
+    let image_granules = match images {
         0 => 0,
         _ => {
-            units("units of 256 bytes of a checkpoint", arena.checkpoint_bytes)?;
-            in_units("bytes of a checkpoint", arena.checkpoint_bytes)?
+            granules("256-byte granules of an image", arena.image_bytes)?;
+            in_granules("bytes of an image", arena.image_bytes)?
         }
     };
-    if checkpoints == 0 && direction != CopyDirection::Slot {
-        check_argument("number of checkpoints", checkpoints, 1, u32::MAX)?;
+    if images == 0 && direction != CopyDirection::Copy {
+        check_argument("number of images", images, 1, u32::MAX)?;
     }
     let operation = CopyState {
         pieces: pieces.ptr(),
         jobs: jobs.ptr(),
-        slots: arena.slots.ptr_mut(),
-        checkpoints: arena.checkpoints.ptr_mut(),
+        units: arena.units.ptr_mut(),
+        images: arena.images.ptr_mut(),
         faults: faults.ptr_mut(),
         params: CopyStateParams {
             mode,
             pieces: number as u32,
             jobs: count,
-            slots: arena.number_of_slots,
-            slot_units,
-            checkpoints,
-            checkpoint_units,
+            units: arena.number_of_units,
+            memory_granules,
+            images,
+            image_granules,
         },
     };
-    // SAFETY: the launch checks every buffer; the kernel refuses slots and checkpoints that do not exist and leaves
+    // SAFETY: the launch checks every buffer; the kernel refuses units and images that do not exist and leaves
     // out what lies outside both; work of one stream runs in order.
     unsafe { stream.launch((), &operation) }
 }

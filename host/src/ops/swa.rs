@@ -72,9 +72,9 @@ pub fn append_swa_saving<B: Backend>(
             tokens,
             rows,
             checkpoints: saved.number,
-            checkpoint_units: saved.units,
-            data_units: saved.places[0],
-            scale_units: saved.places[1],
+            checkpoint_granules: saved.granules,
+            data_granules: saved.places[0],
+            scale_granules: saved.places[1],
         },
     };
     // SAFETY: the launch checks every buffer, and a checkpoint has the layer's rows; the kernel refuses

@@ -76,9 +76,9 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     /// Queues attention of the step's queries in the range `queries` (`..` = all) to their sliding windows.
     ///
     /// All rows are read in place. The bits of a query's result depend on its request alone, and in layers with entries
-    /// also on [`crate::CacheConfig::attention_split`]. If no request has more than `max_draft` + 1 tokens in the step,
-    /// the rows of the step itself are already in the ring. For longer chunks, the layer's first call queues a launch
-    /// that quantises them into memory of the step, as `append` will.
+    /// also on [`crate::CacheConfig::attention_cluster`]. In a decode step
+    /// ([`crate::CacheConfig::max_decode_tokens`]) the rows of the step itself are already in the ring. For longer chunks,
+    /// the layer's first call queues a launch that quantises them into memory of the step, as `append` will.
     ///
     /// In a cache with `CacheConfig::poison`, a row that was never written makes the result NaN. An empty range queues
     /// nothing, whatever `heads` is.
@@ -172,8 +172,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
                 let config = &access.core.config;
                 (entries, table) = (access.pools.entries(config)?, access.core.memory.table());
                 let (entries, table) = (&entries, &table);
-                let parts = access.compressed().parts.as_ref();
-                Some(AttendedEntries { entries, table, which, rows, parts })
+                let splits = access.compressed().splits.as_ref();
+                Some(AttendedEntries { entries, table, which, rows, splits })
             }
         };
         let attention = Attention {
@@ -181,7 +181,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             query: tensors.query,
             form: tensors.form,
             heads: tensors.heads,
-            split: access.core.config.attention_split,
+            cluster: access.core.config.attention_cluster,
             multiprocessors: ops::MULTIPROCESSORS,
             exchange: Some(access.exchange),
             sinks: tensors.sinks,
@@ -228,8 +228,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     pub(super) fn check_window(&self) -> Result<(), KvError> {
         let shape = &self.access.shape;
         let is_kept = *self.tracker.progress == LayerProgress::Updated;
-        if !is_kept && !shape.is_fused() {
-            let (tokens, limit) = (shape.tokens_per_request, shape.rollback);
+        if !is_kept && !shape.is_decode() {
+            let (tokens, limit) = (shape.tokens_per_request, shape.max_decode_tokens);
             return Err(KvError::WindowOverwritten { tokens, limit });
         }
         Ok(())

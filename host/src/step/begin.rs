@@ -39,7 +39,7 @@ impl<'a, B: Backend> Group<'a, B> {
     /// device's block table and builds the work lists. All work of the device is queued in `stream`.
     ///
     /// All or nothing: on any error, of the device too, no block is taken and no request changes. After an error of the
-    /// device, prefixes without a reference may have been evicted, and checkpoints of answers given up
+    /// device, prefixes without a reference may have been evicted, and checkpoints of outputs given up
     /// ([`CacheConfig::keep_outputs`](crate::CacheConfig::keep_outputs)): their bytes are computed again when they are
     /// needed. A leaked step of the group (`std::mem::forget`) is rejected first. If the group's last step ran in another
     /// stream, `stream` waits for it on the device.
@@ -68,7 +68,7 @@ impl<'a, B: Backend> Group<'a, B> {
         requests: &[StepRequest],
     ) -> Result<Step<'a, B>, KvError> {
         let Self { core, memory, group } = self;
-        let span = trace::step(group, requests, core.config.step_tokens_with_rollback());
+        let span = trace::step(group, requests, core.config.max_decode_tokens());
         let begun = span.in_scope(|| begin(core, memory, group, stream, launches, requests));
         match begun {
             Ok(begun) => {
@@ -112,7 +112,7 @@ fn begin<B: Backend>(
     memory.update_block_table(stream, core, plan)?;
     // Nothing can fail from here on.
     ledger.enter_step(group, requests);
-    memory.freed.clear();
+    memory.to_poison.clear();
     Ok(BegunStep { shape, plan, bucket, recording: Recording::Nothing })
 }
 
@@ -137,17 +137,17 @@ fn stage<B: Backend>(
     memory.lay_out(layout);
     if group == LayerGroup::Trunk {
         // Draft layers have no blocks.
-        ledger.take_freed().for_each(|block| memory.freed.add_block(block));
+        ledger.take_to_poison().for_each(|block| memory.to_poison.add_block(block));
     }
     let layers = core.config.group_layers(group);
-    memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
+    memory.to_poison.poison(stream, core.memory.pools.of_layers(layers))?;
     memory.save_from_rings(stream, core, plan)?;
     Ok(plan)
 }
 
 impl<B: Backend> StepMemory<B> {
     fn build_work_lists(&self, stream: &Stream<B>, shape: StepShape) -> Result<(), KvError> {
-        let Some(compressed) = self.compressed.as_ref().filter(|_| !shape.is_fused()) else {
+        let Some(compressed) = self.compressed.as_ref().filter(|_| !shape.is_decode()) else {
             return Ok(());
         };
         let lists = WorkLists {
@@ -170,8 +170,8 @@ impl<B: Backend> StepMemory<B> {
             arena: &state.arena(),
             pieces: state.trunk_pieces(),
             jobs: self.sections.get(Section::Copies),
-            count: plan.saves.unwrap_or(0),
-            direction: CopyDirection::Save,
+            count: plan.ring_copies.unwrap_or(0),
+            direction: CopyDirection::Pack,
             faults: core.memory.copy_faults(),
         };
         Ok(ops::copy_state(stream, &copies)?)

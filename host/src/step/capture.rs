@@ -90,7 +90,7 @@ impl<B: Backend> Layers<'_, B> {
     /// Queues a graph again. Its layers must be finished, and updated with the same rows.
     pub(super) fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
         self.check_graph(graph)?;
-        let limit = self.core.config.step_tokens_with_rollback();
+        let limit = self.core.config.max_decode_tokens();
         let tokens = graph.bucket().tokens_per_request;
         if tokens > limit {
             return Err(KvError::WindowOverwritten { tokens, limit });

@@ -26,8 +26,8 @@ pub struct CsaInputs<'i, B: Backend> {
 impl<'s, B: Backend> Layer<'s, B, Csa> {
     /// Queues the layer's update: entries and indexer keys of the compression windows that the step closes are
     /// pooled, normed, rotated, quantised and stored; then the step's tokens go to the state rings.
-    /// If no request has more than `max_draft` + 1 tokens, one launch does that and the append, with the
-    /// same bytes.
+    /// In a decode step ([`crate::CacheConfig::max_decode_tokens`]) one launch does that and the append, with the same
+    /// bytes.
     ///
     /// # Errors
     /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while a capture
@@ -42,7 +42,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         self.access.check_rows(inputs.kv)?;
         inputs.main.check(CompressorKind::CsaMain, tokens)?;
         inputs.index.check(CompressorKind::CsaIndex, tokens)?;
-        if self.access.shape.is_fused() {
+        if self.access.shape.is_decode() {
             self.decode(inputs)?;
             self.tracker.reached(LayerProgress::Finished);
         } else {

@@ -9,7 +9,7 @@ use super::layer::{Access, CompressorInputs, Csa, Hca, UpdatedLayer};
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::ops::{
-    self, CompressorWeights, DecodeCompressor, DecodeStep, EntryCounts, EntryGather, GatheredRows,
+    self, DecodeCompressor, DecodeStep, EntryCounts, EntryGather, GatheredRows, PoolingWeights,
     StateUpdate, StepProjections, StepTokens,
 };
 use crate::pool_kind::PoolKind;
@@ -23,12 +23,9 @@ impl<B: Backend> CompressorInputs<'_, B> {
 }
 
 impl<B: Backend> Access<'_, B> {
-    pub(super) fn weights<'i>(
-        &'i self,
-        inputs: &CompressorInputs<'i, B>,
-    ) -> CompressorWeights<'i, B> {
+    pub(super) fn weights<'i>(&'i self, inputs: &CompressorInputs<'i, B>) -> PoolingWeights<'i, B> {
         let frequencies = &self.core.memory.frequencies;
-        CompressorWeights { ape: inputs.ape, norm: inputs.norm, frequencies }
+        PoolingWeights { ape: inputs.ape, norm: inputs.norm, frequencies }
     }
 
     pub(super) fn decode_step<'p>(

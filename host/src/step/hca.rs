@@ -23,8 +23,8 @@ pub struct HcaInputs<'i, B: Backend> {
 
 impl<'s, B: Backend> Layer<'s, B, Hca> {
     /// Queues the layer's update: the step's tokens are added to the running sums; entries of the compression
-    /// windows that close are normed, rotated, quantised and stored. If no request has more than
-    /// `max_draft` + 1 tokens, one launch does that and the append, with the same bytes.
+    /// windows that close are normed, rotated, quantised and stored. In a decode step
+    /// ([`crate::CacheConfig::max_decode_tokens`]) one launch does that and the append, with the same bytes.
     ///
     /// # Errors
     /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while a capture
@@ -37,7 +37,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         let _launches = self.access.running()?;
         self.access.check_rows(inputs.kv)?;
         inputs.main.check(CompressorKind::Hca, self.access.shape.tokens)?;
-        if self.access.shape.is_fused() {
+        if self.access.shape.is_decode() {
             self.decode(inputs)?;
             self.tracker.reached(LayerProgress::Finished);
         } else {

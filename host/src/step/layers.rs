@@ -226,8 +226,8 @@ impl<'a, B: Backend> Layers<'a, B> {
 
     /// Rejects the step of these layers.
     pub(super) fn reject(&mut self, written: Written) {
-        let freed = &mut self.memory.freed;
-        let returned = |block| freed.add_block(block);
+        let to_poison = &mut self.memory.to_poison;
+        let returned = |block| to_poison.add_block(block);
         self.core.lock_ledger().reject_step_with(self.group, written, returned);
     }
 }

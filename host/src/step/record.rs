@@ -35,8 +35,8 @@ impl<B: Backend> Group<'_, B> {
         bucket.validate(&core.config)?;
         retained.extend(core.memory.memory().iter().chain(memory.memory()).cloned());
         let step_meta = memory.step_meta.buffer().ptr();
-        let saves = may_save(*group, &core.config).then_some(0);
-        let plan = StepPlan { saves, ..StepPlan::default() };
+        let ring_copies = may_save(*group, &core.config).then_some(0);
+        let plan = StepPlan { ring_copies, ..StepPlan::default() };
         memory.lay_out(plan.layout_in(Some(bucket)));
         let shape = StepShape::of_bucket(bucket, &core.config);
         let begun = BegunStep { shape, plan, bucket: Some(*bucket), recording: Recording::Step };

@@ -15,8 +15,9 @@ pub(crate) struct StepShape {
     pub requests: u32,
     /// Most tokens that a request has after the step.
     pub context: u32,
-    /// Most tokens of a request that a rejection undoes without loss: `max_draft` + 1.
-    pub rollback: u32,
+    /// Most tokens of a request in a decode step ([`CacheConfig::max_decode_tokens`]). A rejection undoes so many without
+    /// loss.
+    pub max_decode_tokens: u32,
 }
 
 /// Which capture records the launches of a step.
@@ -46,19 +47,19 @@ pub(crate) struct BegunStep {
 impl StepShape {
     pub fn of_bucket(bucket: &Bucket, config: &CacheConfig) -> Self {
         let Bucket { tokens, tokens_per_request, requests, context } = *bucket;
-        let rollback = config.step_tokens_with_rollback();
-        Self { tokens, tokens_per_request, requests, context, rollback }
+        let max_decode_tokens = config.max_decode_tokens();
+        Self { tokens, tokens_per_request, requests, context, max_decode_tokens }
     }
 
     pub fn of_plan(plan: StepPlan, config: &CacheConfig) -> Self {
         let StepPlan { tokens, tokens_per_request, requests, context, .. } = plan;
-        let rollback = config.step_tokens_with_rollback();
-        Self { tokens, tokens_per_request, requests, context, rollback }
+        let max_decode_tokens = config.max_decode_tokens();
+        Self { tokens, tokens_per_request, requests, context, max_decode_tokens }
     }
 
-    /// Whether a layer's update and append are one launch, without a work list. This needs at most `max_draft` + 1
-    /// tokens per request: then no token overwrites a ring row that the step still reads.
-    pub fn is_fused(&self) -> bool {
-        self.tokens_per_request <= self.rollback
+    /// Whether it is a decode step: no request has more than `max_draft` + 1 tokens. Then a layer's update and append are
+    /// one launch, without a work list: no token overwrites a ring row that the step still reads.
+    pub fn is_decode(&self) -> bool {
+        self.tokens_per_request <= self.max_decode_tokens
     }
 }

@@ -12,8 +12,8 @@ use crate::ops::{self, GatheredRows, StepQueries, StepTokens};
 
 impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// Takes the step's window rows: `[tokens, 512]` BF16, after norm and RoPE, in the order of the
-    /// step's tokens. If no request has more than `max_draft` + 1 tokens, this appends them to the ring; otherwise
-    /// [`UpdatedLayer::append`] does. They must not be written before that.
+    /// step's tokens. In a decode step ([`crate::CacheConfig::max_decode_tokens`]) this appends them to the ring;
+    /// otherwise [`UpdatedLayer::append`] does. They must not be written before that.
     ///
     /// # Errors
     /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short, if the launch failed, or while a capture
@@ -22,7 +22,7 @@ impl<'s, B: Backend> Layer<'s, B, Swa> {
         self.tracker.check_not_started()?;
         let _launches = self.access.running()?;
         self.access.check_rows(kv)?;
-        if self.access.shape.is_fused() {
+        if self.access.shape.is_decode() {
             self.tracker.appended(self.access.append(kv))?;
             self.tracker.reached(LayerProgress::Finished);
         } else {

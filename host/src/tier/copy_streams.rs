@@ -13,7 +13,7 @@ use crate::device::{Backend, Buffer, Device, Event, HostCopies, HostUnit, Staged
 use crate::error::KvError;
 use crate::ids::BlockId;
 use crate::manager::core::Core;
-use crate::ops::{self, BlockCopy, CopyDirection, JOB, StateArena, StateCopies};
+use crate::ops::{self, BlockCopy, CopyArena, CopyDirection, JOB, StateCopies};
 
 /// The streams and the staging memory of one direction.
 pub(super) struct CopyStreams<B: Backend> {
@@ -78,7 +78,7 @@ impl<B: Backend> CopyStreams<B> {
         self.upload_jobs(blocks)?;
         for (round, half) in self.rounds(blocks.len()) {
             wait(&self.kernels, &half.after_copy, Mistake::PackedTooEarly)?;
-            self.launch(core, half, &round, CopyDirection::Save)?;
+            self.launch(core, half, &round, CopyDirection::Pack)?;
             self.kernels.record(&half.after_kernel)?;
             wait(&self.copies, &half.after_kernel, Mistake::CopiedTooEarly)?;
             let units = units.drain(..round.len()).collect();
@@ -103,7 +103,7 @@ impl<B: Backend> CopyStreams<B> {
             copies.load(units[round.clone()].iter().cloned(), &self.images(half, &round))?;
             self.copies.record(&half.after_copy)?;
             wait(&self.kernels, &half.after_copy, Mistake::UnpackedTooEarly)?;
-            self.launch(core, half, &round, CopyDirection::Restore)?;
+            self.launch(core, half, &round, CopyDirection::Unpack)?;
             self.kernels.record(&half.after_kernel)?;
         }
         // The transfer ends with the stream of the copies, which therefore waits for the last kernels.
@@ -136,8 +136,8 @@ impl<B: Backend> CopyStreams<B> {
         half.images.slice(0, bytes).expect("a round is no longer than the memory")
     }
 
-    /// Queues the copy of a round of blocks to a half ([`CopyDirection::Save`]), or from it ([`CopyDirection::Restore`]), in
-    /// one launch.
+    /// Queues the copy of a round of blocks to a half ([`CopyDirection::Pack`]), or from it
+    /// ([`CopyDirection::Unpack`]), in one launch.
     fn launch(
         &self,
         core: &Core<B>,
@@ -146,10 +146,10 @@ impl<B: Backend> CopyStreams<B> {
         direction: CopyDirection,
     ) -> Result<(), KvError> {
         let state = &core.memory.state;
-        let arena = StateArena {
-            checkpoints: &half.images,
-            number_of_checkpoints: self.layout.round_blocks,
-            checkpoint_bytes: self.layout.unit_bytes,
+        let arena = CopyArena {
+            images: &half.images,
+            number_of_images: self.layout.round_blocks,
+            image_bytes: self.layout.unit_bytes,
             ..state.block_arena()
         };
         let jobs = self.jobs.buffer().view();

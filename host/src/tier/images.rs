@@ -1,5 +1,5 @@
-//! Prefixes that move between host memory and a lower tier: images that it reads, and room that it fills, on any
-//! thread.
+//! Prefixes that move between host memory and a lower tier: images that it reads, and reservations that it fills, on
+//! any thread.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,6 +12,15 @@ use super::state::{HostCheckpoint, Tier, Unit};
 use crate::block::BLOCK;
 use crate::device::{Backend, HostUnit};
 
+/// What is known of a checkpoint besides its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointInfo {
+    /// Why the checkpoint was taken.
+    pub origin: Origin,
+    /// Whether it has the windows of draft layers.
+    pub has_draft: bool,
+}
+
 /// A checkpoint in host memory, with all blocks above it. Until the image is dropped, they are neither evicted nor
 /// written.
 pub struct HostImage<B: Backend> {
@@ -19,10 +28,8 @@ pub struct HostImage<B: Backend> {
     pub root: RootKey,
     /// Tokens of its blocks, in order.
     pub tokens: Vec<[u32; BLOCK]>,
-    /// Why the checkpoint was taken.
-    pub origin: Origin,
-    /// Whether the checkpoint has the windows of draft layers.
-    pub has_draft: bool,
+    /// Origin of the checkpoint, and whether it has draft windows.
+    pub info: CheckpointInfo,
     blocks: Vec<Unit<B>>,
     checkpoint: Vec<Unit<B>>,
     /// Bytes of the checkpoint.
@@ -35,8 +42,7 @@ impl<B: Backend> fmt::Debug for HostImage<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostImage")
             .field("blocks", &self.tokens.len())
-            .field("origin", &self.origin)
-            .field("has_draft", &self.has_draft)
+            .field("info", &self.info)
             .finish_non_exhaustive()
     }
 }
@@ -59,11 +65,11 @@ impl<B: Backend> HostImage<B> {
     }
 }
 
-/// Room in host memory for the missing blocks of a prefix and the checkpoint at its end, to be filled on any thread.
-/// The blocks above them are not evicted meanwhile. Room that is dropped is free at once; the blocks above it can be
-/// evicted from the next call on that takes host memory or advances the tier
+/// Host memory reserved for the missing blocks of a prefix and the checkpoint at its end, to be filled on any thread.
+/// The blocks above them are not evicted meanwhile. If it is dropped, its memory is free at once; the blocks above can
+/// be evicted from the next call on that takes host memory or advances the tier
 /// ([`KvCacheManager::advance_tier`](crate::KvCacheManager::advance_tier)).
-pub struct HostRoom<B: Backend> {
+pub struct HostReservation<B: Backend> {
     tokens: Vec<[u32; BLOCK]>,
     /// Number of leading blocks that host memory already has.
     above: u32,
@@ -71,51 +77,51 @@ pub struct HostRoom<B: Backend> {
     checkpoint: Vec<HostUnit<B>>,
     /// Bytes of the checkpoint.
     checkpoint_bytes: usize,
-    /// Origin of the checkpoint, and whether it has draft windows; `None` until the room is filled.
-    filled: Option<(Origin, bool)>,
+    /// Origin of the checkpoint, and whether it has draft windows; `None` until it is filled.
+    filled: Option<CheckpointInfo>,
     /// Last field, so that the units are dropped before the loan ends.
     loan: Loan,
 }
 
-impl<B: Backend> fmt::Debug for HostRoom<B> {
+impl<B: Backend> fmt::Debug for HostReservation<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostRoom")
+        f.debug_struct("HostReservation")
             .field("above", &self.above)
             .field("blocks", &self.tokens.len())
             .finish_non_exhaustive()
     }
 }
 
-impl<B: Backend> HostRoom<B> {
-    /// Number of leading blocks that host memory already has; the room begins after them.
+impl<B: Backend> HostReservation<B> {
+    /// Number of leading blocks that host memory already has; the reservation begins after them.
     #[must_use]
     pub fn above(&self) -> u32 {
         self.above
     }
 
-    /// Copies the images of the missing blocks, in order, and of the checkpoint to the room. `about` is the origin of
-    /// the checkpoint, and whether it has the windows of draft layers. `false` if there are too many or too few images,
-    /// or if a size differs from [`KvCacheManager::host_image_bytes`](crate::KvCacheManager::host_image_bytes).
+    /// Copies the images of the missing blocks, in order, and of the checkpoint to the reserved memory. `false` if
+    /// there are too many or too few images, or if a size differs from
+    /// [`KvCacheManager::host_image_bytes`](crate::KvCacheManager::host_image_bytes).
     pub fn fill<'i>(
         &mut self,
         blocks: impl IntoIterator<Item = &'i [u8]>,
         checkpoint: &[u8],
-        about: (Origin, bool),
+        info: CheckpointInfo,
     ) -> bool {
-        // Else, if `blocks` panics, the room would still count as filled by an earlier call.
+        // Else, if `blocks` panics, the reservation would still count as filled by an earlier call.
         self.filled = None;
         let mut images = blocks.into_iter();
         let has_all = self.blocks.iter_mut().all(|unit| copy(unit, images.next()));
         let is_exact = images.next().is_none() && checkpoint.len() == self.checkpoint_bytes;
-        self.filled = (has_all && is_exact).then_some(about);
+        self.filled = (has_all && is_exact).then_some(info);
         if self.filled.is_none() {
             return false;
         }
         let mut left = checkpoint;
         for unit in &mut self.checkpoint {
-            let room = unit.bytes_mut();
-            let (part, behind) = left.split_at(left.len().min(room.len()));
-            room[..part.len()].copy_from_slice(part);
+            let bytes = unit.bytes_mut();
+            let (part, behind) = left.split_at(left.len().min(bytes.len()));
+            bytes[..part.len()].copy_from_slice(part);
             left = behind;
         }
         true
@@ -124,9 +130,9 @@ impl<B: Backend> HostRoom<B> {
 
 /// Copies an image to a unit; `false` if there is none, or if its size differs from the unit's.
 fn copy<B: Backend>(unit: &mut HostUnit<B>, image: Option<&[u8]>) -> bool {
-    let room = unit.bytes_mut();
-    let Some(image) = image.filter(|image| image.len() == room.len()) else { return false };
-    room.copy_from_slice(image);
+    let bytes = unit.bytes_mut();
+    let Some(image) = image.filter(|image| image.len() == bytes.len()) else { return false };
+    bytes.copy_from_slice(image);
     true
 }
 
@@ -149,15 +155,15 @@ impl<B: Backend> Tier<B> {
             return None;
         }
         let Self { tree, offers: Some(offers), layout, .. } = self else { return None };
-        let places = std::iter::from_fn(|| offers.pop_front());
-        let reference = places.filter_map(|place| tree.refer_to_place(place)).next()?;
+        let mut offered = std::iter::from_fn(|| offers.pop_front());
+        let reference = offered.find_map(|checkpoint| tree.lock_checkpoint(checkpoint))?;
         let (Ok(path), Ok(tokens), Ok(blocks), Ok(Some(checkpoint))) = (
             tree.path(&reference),
             tree.tokens(&reference),
             tree.blocks(&reference),
             tree.checkpoint(&reference),
         ) else {
-            unreachable!("the place has a checkpoint, and the reference is this tree's")
+            unreachable!("a checkpoint was locked, and the reference is this tree's")
         };
         let mut tokens: Vec<_> = tokens.copied().collect();
         tokens.reverse();
@@ -166,8 +172,7 @@ impl<B: Backend> Tier<B> {
         Some(HostImage {
             root: path.root.clone(),
             tokens,
-            origin: path.origin,
-            has_draft: checkpoint.has_draft,
+            info: CheckpointInfo { origin: path.origin, has_draft: checkpoint.has_draft },
             checkpoint: checkpoint.units.clone(),
             blocks,
             checkpoint_bytes: layout.checkpoint_bytes as usize,
@@ -175,9 +180,13 @@ impl<B: Backend> Tier<B> {
         })
     }
 
-    /// Takes room for the missing part of a prefix; `None` if nothing is missing, or if there is not enough room.
-    pub fn reserve(&mut self, root: &RootKey, tokens: &[[u32; BLOCK]]) -> Option<HostRoom<B>> {
-        let reference = self.tree.refer_to_match(root, tokens);
+    /// Reserves memory for the missing part of a prefix; `None` if nothing is missing, or if there is not enough.
+    pub fn reserve(
+        &mut self,
+        root: &RootKey,
+        tokens: &[[u32; BLOCK]],
+    ) -> Option<HostReservation<B>> {
+        let reference = self.tree.lock_blocks(root, tokens);
         let above = reference.blocks();
         let missing = tokens.len() - above as usize;
         let is_there = missing == 0 && matches!(self.tree.checkpoint(&reference), Ok(Some(_)));
@@ -187,7 +196,7 @@ impl<B: Backend> Tier<B> {
             self.release(reference);
             return None;
         };
-        Some(HostRoom {
+        Some(HostReservation {
             tokens: tokens.to_vec(),
             above,
             checkpoint: blocks.split_off(missing),
@@ -198,31 +207,31 @@ impl<B: Backend> Tier<B> {
         })
     }
 
-    /// Enters a prefix that a lower tier brought; `false` if the room was not filled, or if the
-    /// tree has the whole prefix by now.
+    /// Enters a prefix that a lower tier brought; `false` if the reservation was not filled, or if the tree has the
+    /// whole prefix by now.
     ///
     /// # Errors
-    /// The room, if it belongs to another tier.
-    pub fn enter(&mut self, room: HostRoom<B>) -> Result<bool, HostRoom<B>> {
-        let Some(mut above) = self.loans.take(&room.loan) else { return Err(room) };
-        let HostRoom { tokens, blocks, checkpoint, filled, .. } = room;
+    /// The reservation, if it belongs to another tier.
+    pub fn enter(&mut self, reservation: HostReservation<B>) -> Result<bool, HostReservation<B>> {
+        let Some(mut above) = self.loans.take(&reservation.loan) else { return Err(reservation) };
+        let HostReservation { tokens, blocks, checkpoint, filled, .. } = reservation;
         let mut entered = false;
-        if let Some((origin, has_draft)) = filled {
+        if let Some(CheckpointInfo { origin, has_draft }) = filled {
             let units = checkpoint.into_iter().map(Arc::new).collect();
             let checkpoint = HostCheckpoint { units, has_draft, origin };
-            let (taken, place) = self.take_prefix(&mut above, &tokens, blocks, checkpoint);
-            entered = taken > 0 || place.is_some();
+            let (taken, attached) = self.take_prefix(&mut above, &tokens, blocks, checkpoint);
+            entered = taken > 0 || attached.is_some();
         }
         self.release(above);
         Ok(entered)
     }
 
-    /// Returns unused room.
+    /// Ends an unused reservation.
     ///
     /// # Errors
-    /// The room, if it belongs to another tier.
-    pub fn give_back(&mut self, room: HostRoom<B>) -> Result<(), HostRoom<B>> {
-        let Some(above) = self.loans.take(&room.loan) else { return Err(room) };
+    /// The reservation, if it belongs to another tier.
+    pub fn give_back(&mut self, reservation: HostReservation<B>) -> Result<(), HostReservation<B>> {
+        let Some(above) = self.loans.take(&reservation.loan) else { return Err(reservation) };
         self.release(above);
         Ok(())
     }

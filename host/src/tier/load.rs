@@ -5,7 +5,7 @@ use dsv4_kv_prefix::{Reference, RootKey};
 
 use super::in_flight::{CopyStatus, InFlightCopies};
 use super::mistake::{Mistake, made};
-use super::state::{PendingLoad, PrefetchId, Tier, Wanted};
+use super::state::{PendingLoad, PrefetchId, PrefetchRequest, Tier};
 use super::stats::{TierEvent, TierMiss};
 use crate::block::BLOCK;
 use crate::device::{Backend, Stream};
@@ -37,36 +37,41 @@ impl<B: Backend> Tier<B> {
         tokens: &[u32],
         turn: Turn,
     ) -> Result<PrefetchId, KvError> {
-        let is_it = |wanted: &Wanted| wanted.root == root && wanted.tokens == tokens;
-        let loading = self.loading.as_mut().map(|loading| &mut loading.wanted);
-        if let Some(wanted) = loading.filter(|wanted| wanted.asked > 0 && is_it(wanted)) {
-            wanted.asked += 1;
-            return Ok(wanted.id);
+        let is_it = |request: &PrefetchRequest| request.root == root && request.tokens == tokens;
+        let loading = self.loading.as_mut().map(|loading| &mut loading.request);
+        if let Some(request) = loading.filter(|request| request.waiters > 0 && is_it(request)) {
+            request.waiters += 1;
+            return Ok(request.id);
         }
-        let found = self.wanted.iter().position(is_it);
-        if found.is_none() && turn == Turn::Last && self.wanted.len() >= PROMPTS {
+        let found = self.prefetches.iter().position(is_it);
+        if found.is_none() && turn == Turn::Last && self.prefetches.len() >= PROMPTS {
             return Err(KvError::TooManyPrefetches { most: PROMPTS });
         }
-        let at = found.unwrap_or(self.wanted.len());
-        let new = || Wanted { id: PrefetchId::unique(), root, tokens: tokens.to_vec(), asked: 0 };
-        let mut wanted = self.wanted.remove(at).unwrap_or_else(new);
-        wanted.asked += 1;
-        let id = wanted.id;
-        self.wanted.insert(if turn == Turn::Next { 0 } else { at }, wanted);
+        let at = found.unwrap_or(self.prefetches.len());
+        let new = || PrefetchRequest {
+            id: PrefetchId::unique(),
+            root,
+            tokens: tokens.to_vec(),
+            waiters: 0,
+        };
+        let mut request = self.prefetches.remove(at).unwrap_or_else(new);
+        request.waiters += 1;
+        let id = request.id;
+        self.prefetches.insert(if turn == Turn::Next { 0 } else { at }, request);
         Ok(id)
     }
 
     /// Whether a prompt is requested and has not arrived yet.
     pub fn is_wanted(&self, id: PrefetchId) -> bool {
-        let loading = self.loading.as_ref().map(|loading| &loading.wanted);
-        let mut all = self.wanted.iter().chain(loading);
-        all.any(|wanted| wanted.id == id && wanted.asked > 0)
+        let loading = self.loading.as_ref().map(|loading| &loading.request);
+        let mut all = self.prefetches.iter().chain(loading);
+        all.any(|request| request.id == id && request.waiters > 0)
     }
 
     /// Withdraws one request for a prompt; `false` if the prompt is not requested: it has arrived, or
     /// the id is unknown.
     pub fn cancel(&mut self, id: PrefetchId) -> bool {
-        let waits = self.wanted.iter().any(|wanted| wanted.id == id);
+        let waits = self.prefetches.iter().any(|request| request.id == id);
         let is_wanted = self.withdraw(id);
         if waits && !self.is_wanted(id) {
             self.miss(TierMiss::Cancelled);
@@ -76,13 +81,13 @@ impl<B: Backend> Tier<B> {
 
     /// As [`Self::cancel`], but counts no miss for a prompt that waits for its turn.
     pub fn withdraw(&mut self, id: PrefetchId) -> bool {
-        let loading = self.loading.as_mut().map(|loading| &mut loading.wanted);
-        let mut all = self.wanted.iter_mut().chain(loading);
-        let Some(wanted) = all.find(|wanted| wanted.id == id && wanted.asked > 0) else {
+        let loading = self.loading.as_mut().map(|loading| &mut loading.request);
+        let mut all = self.prefetches.iter_mut().chain(loading);
+        let Some(request) = all.find(|request| request.id == id && request.waiters > 0) else {
             return false;
         };
-        wanted.asked -= 1;
-        self.wanted.retain(|wanted| wanted.asked > 0 || made(Mistake::CancelForgotten));
+        request.waiters -= 1;
+        self.prefetches.retain(|request| request.waiters > 0 || made(Mistake::CancelForgotten));
         true
     }
 
@@ -104,29 +109,29 @@ impl<B: Backend> Tier<B> {
         }
         while self.loading.is_none() {
             // A lost transfer was requeued at the front, ahead of `only`.
-            let at = only.map_or(Some(0), |id| self.wanted.iter().position(|of| of.id == id));
-            let next = at.and_then(|at| self.wanted.remove(at));
-            let Some(wanted) = next else { return Ok(false) };
-            let here = ledger.reusable(&wanted.root, &wanted.tokens);
-            if self.lookup(&wanted.root, &wanted.tokens).reusable <= here {
+            let at = only.map_or(Some(0), |id| self.prefetches.iter().position(|of| of.id == id));
+            let next = at.and_then(|at| self.prefetches.remove(at));
+            let Some(request) = next else { return Ok(false) };
+            let here = ledger.reusable(&request.root, &request.tokens);
+            if self.lookup(&request.root, &request.tokens).reusable <= here {
                 self.miss(TierMiss::NotThere);
                 continue;
             }
-            let adopted = self.tree.adopt(&wanted.root, &wanted.tokens);
+            let found = self.tree.match_and_lock(&request.root, &request.tokens);
             let tokens =
-                wanted.tokens.as_chunks::<BLOCK>().0[..adopted.reused as usize / BLOCK].to_vec();
-            match ledger.begin_load(&wanted.root, &tokens) {
+                request.tokens.as_chunks::<BLOCK>().0[..found.reused as usize / BLOCK].to_vec();
+            match ledger.begin_load(&request.root, &tokens) {
                 Ok(Some(target)) => {
                     self.loading =
-                        Some(self.pending_load(wanted, tokens, target, adopted.reference));
+                        Some(self.pending_load(request, tokens, target, found.reference));
                 }
                 Ok(None) => {
                     self.miss(TierMiss::NotThere);
-                    self.release(adopted.reference);
+                    self.release(found.reference);
                 }
                 Err(error) => {
                     self.miss(TierMiss::NoRoomOnDevice);
-                    self.release(adopted.reference);
+                    self.release(found.reference);
                     return Err(error);
                 }
             }
@@ -137,7 +142,7 @@ impl<B: Backend> Tier<B> {
     /// Collects the units that a load reads.
     fn pending_load(
         &self,
-        wanted: Wanted,
+        request: PrefetchRequest,
         tokens: Vec<[u32; BLOCK]>,
         target: LoadTarget,
         source: Reference,
@@ -145,7 +150,7 @@ impl<B: Backend> Tier<B> {
         let (Ok(blocks), Ok(Some(checkpoint))) =
             (self.tree.blocks(&source), self.tree.checkpoint(&source))
         else {
-            unreachable!("a prompt is adopted down to a checkpoint of this tree")
+            unreachable!("a prompt is matched down to a checkpoint of this tree")
         };
         let missing = blocks.take_while(|&(number, _)| number >= target.above());
         let mut units: Vec<_> = missing.map(|(_, unit)| unit.clone()).collect();
@@ -155,7 +160,7 @@ impl<B: Backend> Tier<B> {
         let (origin, has_draft) = (checkpoint.origin, checkpoint.has_draft);
         let units = (units, checkpoint.units.clone());
         let in_flight = InFlightCopies::new();
-        PendingLoad { wanted, tokens, target, units, origin, has_draft, in_flight, source }
+        PendingLoad { request, tokens, target, units, origin, has_draft, in_flight, source }
     }
 
     /// Queues the copies of the load that was begun, after the work in `stream`. On an error the load is lost, and
@@ -176,7 +181,7 @@ impl<B: Backend> Tier<B> {
             Ok(copies.load(checkpoint, &target)?)
         })?;
         if made(Mistake::SourceNotHeld) {
-            let nothing = self.tree.refer_to_match(&loading.wanted.root, &[]);
+            let nothing = self.tree.lock_blocks(&loading.request.root, &[]);
             let source = std::mem::replace(&mut loading.source, nothing);
             self.release(source);
         }
@@ -195,14 +200,14 @@ impl<B: Backend> Tier<B> {
             status = CopyStatus::Done(Vec::new(), 0);
         }
         let Some(loading) = self.loading.take() else { return Ok(()) };
-        let is_cancelled = loading.wanted.asked == 0 && !made(Mistake::CancelIgnored);
+        let is_cancelled = loading.request.waiters == 0 && !made(Mistake::CancelIgnored);
         match status {
             CopyStatus::Done(_, bytes) if !is_cancelled => {
                 self.enter_loaded(ledger, loading, bytes)
             }
             status => {
                 let is_done = matches!(status, CopyStatus::Done(..));
-                let PendingLoad { wanted, target, source, .. } = loading;
+                let PendingLoad { request, target, source, .. } = loading;
                 if made(Mistake::CancelLeaks) {
                     std::mem::forget(target);
                 } else {
@@ -210,7 +215,7 @@ impl<B: Backend> Tier<B> {
                 }
                 self.miss(if is_done { TierMiss::Cancelled } else { TierMiss::Device });
                 if !is_cancelled {
-                    self.wanted.push_front(wanted);
+                    self.prefetches.push_front(request);
                 }
                 self.release(source);
             }
@@ -220,12 +225,12 @@ impl<B: Backend> Tier<B> {
 
     /// Enters a finished load in the device's tree.
     fn enter_loaded(&mut self, ledger: &mut Ledger, loading: PendingLoad<B>, bytes: u64) {
-        let PendingLoad { wanted, tokens, target, origin, has_draft, source, .. } = loading;
-        let before = ledger.reusable(&wanted.root, &wanted.tokens);
-        let (blocks, place) = ledger.enter_loaded(target, &tokens, origin, has_draft);
+        let PendingLoad { request, tokens, target, origin, has_draft, source, .. } = loading;
+        let before = ledger.reusable(&request.root, &request.tokens);
+        let (blocks, checkpoint) = ledger.enter_loaded(target, &tokens, origin, has_draft);
         let reusable = (tokens.len() * BLOCK) as u32;
         self.stats.restored_blocks += u64::from(blocks);
-        self.stats.restored_checkpoints += u64::from(place.is_some());
+        self.stats.restored_checkpoints += u64::from(checkpoint.is_some());
         self.stats.bytes_from_host += bytes;
         self.stats.restored_tokens += u64::from(reusable.saturating_sub(before));
         self.event(TierEvent::Restored { tokens: reusable, blocks, bytes });
@@ -236,8 +241,8 @@ impl<B: Backend> Tier<B> {
 impl<B: Backend> PendingLoad<B> {
     /// A deliberate mistake for tests: whether the load is treated as done while its copies still run.
     fn is_taken_for_done(&mut self) -> bool {
-        let is_early =
-            made(Mistake::EnteredEarly) || (made(Mistake::FreedInFlight) && self.wanted.asked == 0);
+        let is_early = made(Mistake::EnteredEarly)
+            || (made(Mistake::FreedInFlight) && self.request.waiters == 0);
         if is_early {
             // Leaked, so that the copies are never waited for.
             std::mem::forget(std::mem::replace(&mut self.in_flight, InFlightCopies::new()));
@@ -256,6 +261,7 @@ mod tests {
     use crate::device::NullDevice;
     use crate::ledger::Prompt;
     use crate::manager::KvCacheManager;
+    use crate::tier::CheckpointInfo;
 
     /// The load under way is lost while the host waits for another prompt. The lost one is queued before all others,
     /// and still the load of the other prompt is what begins next.
@@ -273,11 +279,12 @@ mod tests {
         let roots = [b"a", b"b"].map(|salt| {
             let prompt = Prompt { tokens: &tokens, salt, adapter: b"" };
             let root = cache.host_prompt(&prompt).unwrap().root;
-            let mut room = cache.reserve_host(&root, tokens.as_chunks().0).unwrap();
+            let mut reservation = cache.reserve_host(&root, tokens.as_chunks().0).unwrap();
             let (block, checkpoint) = cache.host_image_bytes().unwrap();
             let [block, checkpoint] = [block, checkpoint].map(|bytes| vec![0; bytes as usize]);
-            assert!(room.fill([&block[..]], &checkpoint, (Origin::Prompt, false)));
-            assert!(cache.enter_host(room).is_ok_and(|entered| entered));
+            let info = CheckpointInfo { origin: Origin::Prompt, has_draft: false };
+            assert!(reservation.fill([&block[..]], &checkpoint, info));
+            assert!(cache.enter_host(reservation).is_ok_and(|entered| entered));
             root
         });
         let [lost, waited] = roots;
@@ -290,7 +297,7 @@ mod tests {
         tier.end_load(ledger, true).unwrap();
         assert!(tier.loading.is_none() && tier.is_wanted(lost), "it is to be repeated");
         assert!(tier.begin_load(ledger, Some(waited)).unwrap(), "nothing began");
-        assert_eq!(tier.loading.as_ref().map(|loading| loading.wanted.id), Some(waited));
+        assert_eq!(tier.loading.as_ref().map(|loading| loading.request.id), Some(waited));
         tier.end_load(ledger, true).unwrap();
         assert!(tier.audit().is_ok() && ledger.audit().is_ok());
     }

@@ -1,11 +1,11 @@
-//! References held for images and rooms that are lent to a lower tier. It may drop them at any time, on any thread; the
-//! next call on the cache releases them.
+//! References held for images and reservations that are lent to a lower tier. It may drop them at any time, on any
+//! thread; the next call on the cache releases them.
 
 use std::sync::{Arc, Weak};
 
 use dsv4_kv_prefix::Reference;
 
-/// Part of a lent image or room: the loan ends when it is dropped.
+/// Part of a lent image or reservation: the loan ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Loan(Arc<()>);
 

@@ -19,7 +19,7 @@
 //! | `copy_streams.rs` | the streams and the staging memory of a direction |
 //! | `store.rs` | transfers from the device to host memory |
 //! | `load.rs` | transfers from host memory to the device |
-//! | `images.rs` | images and room that are lent to a lower tier |
+//! | `images.rs` | images and reservations that are lent to a lower tier |
 //! | `stats.rs` | counters and events |
 //! | `mistake.rs` | deliberate mistakes for tests |
 
@@ -35,7 +35,7 @@ mod state;
 mod stats;
 mod store;
 
-pub use images::{HostImage, HostRoom};
+pub use images::{CheckpointInfo, HostImage, HostReservation};
 pub(crate) use load::Turn;
 pub use state::PrefetchId;
 pub(crate) use state::Tier;

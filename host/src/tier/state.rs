@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dsv4_kv_prefix::{Limits, Lookup, Origin, Place, PrefixTree, Reference, RootKey, ScoredLru};
+use dsv4_kv_prefix::{
+    Limits, Lookup, Origin, PrefixTree, Reference, RootKey, ScoredLru, WeakCheckpoint,
+};
 
 use super::copy_streams::CopyStreams;
 use super::in_flight::InFlightCopies;
@@ -62,17 +64,17 @@ pub(super) struct PendingStore<B: Backend> {
 }
 
 /// A prompt that is requested on the device.
-pub(super) struct Wanted {
+pub(super) struct PrefetchRequest {
     pub id: PrefetchId,
     pub root: RootKey,
     pub tokens: Vec<u32>,
     /// Number of requests for it that were not cancelled.
-    pub asked: u32,
+    pub waiters: u32,
 }
 
 /// A transfer to the device. A reference of the host's tree protects what is read. The transfer owns what it writes.
 pub(super) struct PendingLoad<B: Backend> {
-    pub wanted: Wanted,
+    pub request: PrefetchRequest,
     /// Tokens of its blocks, down to its checkpoint.
     pub tokens: Vec<[u32; BLOCK]>,
     pub target: LoadTarget,
@@ -95,11 +97,11 @@ pub(crate) struct Tier<B: Backend> {
     pub(super) storing: Option<PendingStore<B>>,
     pub(super) loading: Option<PendingLoad<B>>,
     /// Prompts that wait to be loaded, in order.
-    pub(super) wanted: VecDeque<Wanted>,
-    /// Images and rooms that are lent to a lower tier.
+    pub(super) prefetches: VecDeque<PrefetchRequest>,
+    /// Images and reservations that are lent to a lower tier.
     pub(super) loans: Loans,
     /// The latest checkpoints that a lower tier has not taken yet; `None` without such a tier.
-    pub(super) offers: Option<VecDeque<Place>>,
+    pub(super) offers: Option<VecDeque<WeakCheckpoint>>,
     pub(super) stats: TierStats,
     pub(super) events: VecDeque<TierEvent>,
 }
@@ -117,7 +119,7 @@ impl<B: Backend> Tier<B> {
             checkpoint_bytes: layout.unit_bytes * u64::from(layout.checkpoint_units),
             lease_bytes: 0,
             remembered: 0,
-            room: layout.units,
+            reserved_blocks: layout.units,
         };
         let capacity = layout.unit_bytes * u64::from(layout.units);
         Ok(Some(Box::new(Self {
@@ -128,7 +130,7 @@ impl<B: Backend> Tier<B> {
             to_device: CopyStreams::new(device, layout)?,
             storing: None,
             loading: None,
-            wanted: VecDeque::new(),
+            prefetches: VecDeque::new(),
             loans: Loans::default(),
             offers: None,
             stats: TierStats::default(),
@@ -173,11 +175,11 @@ impl<B: Backend> Tier<B> {
 
     /// Whether no transfer is under way and no prompt waits.
     pub fn is_idle(&self) -> bool {
-        self.storing.is_none() && self.loading.is_none() && self.wanted.is_empty()
+        self.storing.is_none() && self.loading.is_none() && self.prefetches.is_empty()
     }
 
     /// Counts everything in its tree and all units again, for tests. Not to be called while another thread drops an
-    /// image or room.
+    /// image or reservation.
     pub fn audit(&self) -> Result<(), String> {
         self.tree.audit()?;
         let counts = self.tree.counts();
@@ -201,13 +203,13 @@ impl<B: Backend> Tier<B> {
     }
 
     /// Offers a checkpoint to the tier below, if there is one.
-    pub(super) fn offer(&mut self, place: Place) {
+    pub(super) fn offer(&mut self, checkpoint: WeakCheckpoint) {
         let Some(offers) = self.offers.as_mut() else { return };
         if offers.len() == OFFERS {
             offers.pop_front();
             self.stats.lost_offers += 1;
         }
-        offers.push_back(place);
+        offers.push_back(checkpoint);
     }
 
     /// Releases a reference of its tree.
@@ -221,7 +223,7 @@ impl<B: Backend> Tier<B> {
         self.event(TierEvent::Missed { miss });
     }
 
-    /// Releases the references of images and rooms that a lower tier has dropped.
+    /// Releases the references of images and reservations that a lower tier has dropped.
     pub fn end_loans(&mut self) {
         self.loans.take_dropped().into_iter().for_each(|reference| self.release(reference));
     }
@@ -249,14 +251,14 @@ impl<B: Backend> Tier<B> {
 
     /// Gives the tree the blocks of a prefix after `above`, and the checkpoint at its end. Blocks and checkpoints that
     /// the tree got from elsewhere meanwhile stay as they are. Returns the number of blocks that the tree took, and the
-    /// place of the checkpoint if it took that.
+    /// checkpoint's name in the tree if it took that.
     pub(super) fn take_prefix(
         &mut self,
         above: &mut Reference,
         tokens: &[[u32; BLOCK]],
         blocks: Vec<HostUnit<B>>,
         checkpoint: HostCheckpoint<B>,
-    ) -> (usize, Option<Place>) {
+    ) -> (usize, Option<WeakCheckpoint>) {
         let new = &tokens[above.blocks() as usize..];
         let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
         let take = |index: usize| match blocks[index].take() {
@@ -266,7 +268,7 @@ impl<B: Backend> Tier<B> {
         let taken = self.tree.extend(above, new, take, drop);
         debug_assert!(taken.is_ok(), "the reference is this tree's");
         let origin = checkpoint.origin;
-        let place = self.tree.attach(above, tokens.len() as u32, origin, checkpoint);
-        (taken.unwrap_or(0), place.ok())
+        let attached = self.tree.attach(above, tokens.len() as u32, origin, checkpoint);
+        (taken.unwrap_or(0), attached.ok())
     }
 }

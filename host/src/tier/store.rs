@@ -24,7 +24,7 @@ impl<B: Backend> Tier<B> {
         }
         while self.storing.is_none() {
             let Some(source) = ledger.next_store() else { return false };
-            let above = self.tree.refer_to_match(&source.root, &source.tokens);
+            let above = self.tree.lock_blocks(&source.root, &source.tokens);
             let missing = source.tokens.len() - above.blocks() as usize;
             if missing == 0 && matches!(self.tree.checkpoint(&above), Ok(Some(_))) {
                 let touched = self.tree.touch_at(&above);
@@ -64,7 +64,7 @@ impl<B: Backend> Tier<B> {
             Ok(copies.store(&checkpoint.view(), std::mem::take(units))?)
         })?;
         if made(Mistake::ReadNotHeld) {
-            core.ledger_mut().let_go(source);
+            core.ledger_mut().release_early(source);
         }
         Ok(())
     }
@@ -99,12 +99,12 @@ impl<B: Backend> Tier<B> {
         let units = checkpoint.into_iter().map(Arc::new).collect();
         let (origin, has_draft) = (source.origin, source.checkpoint.has_draft);
         let checkpoint = HostCheckpoint { units, has_draft, origin };
-        let (blocks, place) = self.take_prefix(&mut above, &source.tokens, blocks, checkpoint);
+        let (blocks, attached) = self.take_prefix(&mut above, &source.tokens, blocks, checkpoint);
         self.stats.stored_blocks += blocks as u64;
-        self.stats.stored_checkpoints += u64::from(place.is_some());
+        self.stats.stored_checkpoints += u64::from(attached.is_some());
         self.stats.bytes_to_host += bytes;
-        if let Some(place) = place {
-            self.offer(place);
+        if let Some(checkpoint) = attached {
+            self.offer(checkpoint);
         }
         let (tokens, blocks) = (source.checkpoint.boundary, blocks as u32);
         self.event(TierEvent::Stored { tokens, blocks, bytes });

@@ -1,7 +1,7 @@
 //! Why a request does not move.
 
 use super::parts::Positions;
-use super::room::Reserved;
+use super::reservation::Reserved;
 use crate::device::DeviceError;
 use crate::error::KvError;
 use crate::ids::RequestId;
@@ -41,12 +41,12 @@ pub enum MoveError {
         /// One past the last.
         end: u32,
     },
-    /// A port that was opened for another cache.
-    #[error("the port is of another cache; open one for this cache")]
-    ForeignPort,
-    /// Room in another cache, which is returned: only that cache can take it.
-    #[error("the room is in another cache; give it to that one")]
-    ForeignRoom(Reserved),
+    /// Staging memory of another cache.
+    #[error("the staging memory is of another cache; allocate it for this one")]
+    ForeignStaging,
+    /// A reservation of another cache, which is returned: only that cache can take it.
+    #[error("the reservation is of another cache; give it to that one")]
+    ForeignReservation(Reserved),
     /// A cache whose prompts share nothing.
     #[error("prompts of this cache share nothing; give it checkpoints (`num_checkpoints`)")]
     NothingShared,

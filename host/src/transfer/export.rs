@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::error::MoveError;
 use super::memory::{PartsMut, check_length, part};
 use super::parts::{PartLayout, Positions};
-use super::port::Port;
+use super::staging::TransferStaging;
 use crate::device::{Backend, Stream};
 use crate::ids::RequestId;
 use crate::manager::KvCacheManager;
@@ -16,7 +16,7 @@ use crate::pool_kind::PoolUnit;
 pub struct Export<'c, B: Backend> {
     cache: &'c mut KvCacheManager<B>,
     stream: &'c Stream<B>,
-    port: &'c mut Port<B>,
+    staging: &'c mut TransferStaging<B>,
     id: RequestId,
     at: Positions,
 }
@@ -27,9 +27,9 @@ impl<B: Backend> KvCacheManager<B> {
     ///
     /// # Errors
     /// [`KvError::Device`](crate::KvError::Device).
-    pub fn open_port(&self) -> Result<Port<B>, MoveError> {
+    pub fn new_transfer_staging(&self) -> Result<TransferStaging<B>, MoveError> {
         let cache = self.core().read_ledger().id();
-        Ok(Port::new(self.core(), cache)?)
+        Ok(TransferStaging::new(self.core(), cache)?)
     }
 
     /// Final tokens of a request in each layer group, which determine its parts ([`super::PartLayout::parts`]).
@@ -47,22 +47,23 @@ impl<B: Backend> KvCacheManager<B> {
     /// Copies are queued after the earlier steps; this call waits for nothing.
     ///
     /// # Errors
-    /// [`MoveError::ForeignPort`]; [`MoveError::Cache`] as of [`Self::positions`], and for a stream of another device.
+    /// [`MoveError::ForeignStaging`]; [`MoveError::Cache`] as of [`Self::positions`], and for a stream of another
+    /// device.
     pub fn export<'c>(
         &'c mut self,
         stream: &'c Stream<B>,
-        port: &'c mut Port<B>,
+        staging: &'c mut TransferStaging<B>,
         id: RequestId,
     ) -> Result<Export<'c, B>, MoveError> {
         self.core().check_stream(stream)?;
-        self.check_port(port)?;
+        self.check_staging(staging)?;
         let at = self.positions(id)?;
-        Ok(Export { cache: self, stream, port, id, at })
+        Ok(Export { cache: self, stream, staging, id, at })
     }
 
-    pub(super) fn check_port(&self, port: &Port<B>) -> Result<(), MoveError> {
-        let is_own = port.cache == self.core().read_ledger().id();
-        if is_own { Ok(()) } else { Err(MoveError::ForeignPort) }
+    pub(super) fn check_staging(&self, staging: &TransferStaging<B>) -> Result<(), MoveError> {
+        let is_own = staging.cache == self.core().read_ledger().id();
+        if is_own { Ok(()) } else { Err(MoveError::ForeignStaging) }
     }
 }
 
@@ -88,7 +89,7 @@ impl<B: Backend> Export<'_, B> {
     /// The layout of the parts of requests of its cache.
     #[must_use]
     pub fn layout(&self) -> &PartLayout {
-        &self.port.layout
+        &self.staging.layout
     }
 
     /// Copies blocks of the request, counted from its first, to `into`: each is a part of [`PartLayout::block_bytes`]
@@ -112,8 +113,8 @@ impl<B: Backend> Export<'_, B> {
         blocks: Range<u32>,
         mut into: PartsMut<'_, B>,
     ) -> Result<(), MoveError> {
-        let Self { cache, stream, port, id, at } = self;
-        let (request, held) = (*id, port.layout.blocks(at.trunk));
+        let Self { cache, stream, staging, id, at } = self;
+        let (request, held) = (*id, staging.layout.blocks(at.trunk));
         let Range { start: first, end } = blocks;
         if first > end {
             return Err(MoveError::Backward { request, first, end });
@@ -121,7 +122,7 @@ impl<B: Backend> Export<'_, B> {
         if end > held {
             return Err(MoveError::NoSuchBlock { request, block: end - 1, blocks: held });
         }
-        let bytes = port.layout.block_bytes();
+        let bytes = staging.layout.block_bytes();
         check_length(blocks.len() as u64 * bytes, into.bytes())?;
         let table = cache.block_table(*id)?;
         let units: Vec<_> = table.iter().map(|block| block.0).collect();
@@ -129,11 +130,11 @@ impl<B: Backend> Export<'_, B> {
         cache.follow_steps(stream)?;
         let units = &units[blocks.start as usize..blocks.end as usize];
         let whole = into.part(0..units.len() * bytes as usize);
-        let mut copied = port.fetch(cache.core(), stream, (PoolUnit::Block, units), whole);
+        let mut copied = staging.fetch(cache.core(), stream, (PoolUnit::Block, units), whole);
         for (image, block) in blocks.enumerate() {
-            let (bytes, tokens) = (bytes as usize, port.layout.block(block, at.trunk).entries);
+            let (bytes, tokens) = (bytes as usize, staging.layout.block(block, at.trunk).entries);
             let image = into.part(image * bytes..(image + 1) * bytes);
-            copied = copied.and_then(|()| port.fill_holes(stream, (tokens, 0), image));
+            copied = copied.and_then(|()| staging.fill_holes(stream, (tokens, 0), image));
         }
         into.settle(stream, copied)
     }
@@ -152,7 +153,10 @@ impl<B: Backend> Export<'_, B> {
     /// # Errors
     /// As [`Self::blocks`].
     pub fn state_to(&mut self, mut into: PartsMut<'_, B>) -> Result<(), MoveError> {
-        check_length(self.port.layout.state(self.at).map(|part| part.bytes).sum(), into.bytes())?;
+        check_length(
+            self.staging.layout.state(self.at).map(|part| part.bytes).sum(),
+            into.bytes(),
+        )?;
         let bytes = into.bytes() as usize;
         let copied = self.queue_state(into.part(0..bytes));
         into.settle(self.stream, copied)
@@ -160,29 +164,29 @@ impl<B: Backend> Export<'_, B> {
 
     /// Queues the copies of [`Self::state_to`].
     fn queue_state(&mut self, into: PartsMut<'_, B>) -> Result<(), MoveError> {
-        let Self { cache, stream, port, id, at } = self;
+        let Self { cache, stream, staging, id, at } = self;
         let _running = stream.running("moving a request or a prefix")?;
         cache.follow_steps(stream)?;
         let units = [id.slot().0];
-        let parts: Vec<_> = port.layout.state(*at).collect();
+        let parts: Vec<_> = staging.layout.state(*at).collect();
         match into {
             PartsMut::Host(mut rest) => {
-                let mut slot = vec![0; port.slot_bytes()];
+                let mut slot = vec![0; staging.slot_bytes()];
                 let whole = PartsMut::Host(&mut slot);
-                port.fetch(cache.core(), stream, (PoolUnit::Slot, &units), whole)?;
+                staging.fetch(cache.core(), stream, (PoolUnit::Slot, &units), whole)?;
                 for part in parts {
                     let bytes =
                         rest.split_off_mut(..part.bytes as usize).expect("they were counted");
-                    port.rows.take(&part, &slot, bytes);
+                    staging.rows.take(&part, &slot, bytes);
                 }
                 Ok(())
             }
             PartsMut::Device(into) => {
-                let slot = port.staging(port.slot_bytes());
+                let slot = staging.images(staging.slot_bytes());
                 let whole = PartsMut::Device(slot.clone());
-                port.fetch(cache.core(), stream, (PoolUnit::Slot, &units), whole)?;
+                staging.fetch(cache.core(), stream, (PoolUnit::Slot, &units), whole)?;
                 let mut at = 0;
-                for from in parts.iter().flat_map(|part| port.rows.runs(part)) {
+                for from in parts.iter().flat_map(|part| staging.rows.runs(part)) {
                     let to = part(&into, at..at + from.len());
                     at += from.len();
                     stream.copy(&part(&slot, from).view(), &to)?;
@@ -197,7 +201,7 @@ impl<B: Backend> Export<'_, B> {
     /// # Errors
     /// As [`Self::blocks`].
     pub fn all(&mut self, into: &mut [u8]) -> Result<(), MoveError> {
-        let layout = &self.port.layout;
+        let layout = &self.staging.layout;
         check_length(layout.bytes(self.at), into.len() as u64)?;
         let blocks = layout.blocks(self.at.trunk);
         let (of_blocks, of_state) =

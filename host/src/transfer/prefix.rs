@@ -6,7 +6,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 use super::error::MoveError;
 use super::memory::{Parts, PartsMut, check_length, part};
 use super::parts::{PartLayout, Positions};
-use super::port::Port;
+use super::staging::TransferStaging;
 use crate::block::BLOCK;
 use crate::checkpoints::SavedPlace;
 use crate::device::{Backend, Stream};
@@ -20,7 +20,7 @@ use crate::pool_kind::PoolUnit;
 pub struct PrefixExport<'c, 'p, B: Backend> {
     cache: &'c mut KvCacheManager<B>,
     stream: &'c Stream<B>,
-    port: &'c mut Port<B>,
+    staging: &'c mut TransferStaging<B>,
     prompt: Prompt<'p>,
     at: Positions,
     blocks: Vec<BlockId>,
@@ -42,22 +42,22 @@ impl<B: Backend> KvCacheManager<B> {
     /// cache, and the export does not count as a use.
     ///
     /// # Errors
-    /// [`MoveError::ForeignPort`]; [`MoveError::Cache`] for a stream of another device.
+    /// [`MoveError::ForeignStaging`]; [`MoveError::Cache`] for a stream of another device.
     pub fn export_prefix<'c, 'p>(
         &'c mut self,
         stream: &'c Stream<B>,
-        port: &'c mut Port<B>,
+        staging: &'c mut TransferStaging<B>,
         prompt: &Prompt<'p>,
     ) -> Result<Option<PrefixExport<'c, 'p, B>>, MoveError> {
         self.core().check_stream(stream)?;
-        self.check_port(port)?;
+        self.check_staging(staging)?;
         self.reject_leaked_steps();
         let found = self.ledger_mut().prefix_of(prompt);
         Ok(found.map(|(blocks, SavedPlace { checkpoint, boundary, has_draft })| {
-            let has_draft = has_draft && port.layout.has_draft_layers();
+            let has_draft = has_draft && staging.layout.has_draft_layers();
             let at = Positions { trunk: boundary, draft: if has_draft { boundary } else { 0 } };
             let prompt = Prompt { tokens: &prompt.tokens[..boundary as usize], ..*prompt };
-            PrefixExport { cache: self, stream, port, prompt, at, blocks, checkpoint }
+            PrefixExport { cache: self, stream, staging, prompt, at, blocks, checkpoint }
         }))
     }
 
@@ -69,18 +69,18 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`MoveError::NothingShared`], [`MoveError::NoPrefix`] if the number of tokens is not the trunk's position or not
     /// a multiple of 128, or if the draft position is neither 0 nor the trunk's, [`MoveError::TooLong`],
-    /// [`MoveError::ForeignPort`], [`MoveError::Length`]; [`MoveError::Cache`]:
+    /// [`MoveError::ForeignStaging`], [`MoveError::Length`]; [`MoveError::Cache`]:
     /// [`KvError::OutOfBlocks`](crate::KvError::OutOfBlocks),
-    /// [`KvError::OutOfCheckpoints`](crate::KvError::OutOfCheckpoints), or if the device fails. The room is free again.
-    /// Nothing was evicted, unless the device failed.
+    /// [`KvError::OutOfCheckpoints`](crate::KvError::OutOfCheckpoints), or if the device fails. What it took is free
+    /// again. Nothing was evicted, unless the device failed.
     pub fn import_prefix(
         &mut self,
         stream: &Stream<B>,
-        port: &mut Port<B>,
+        staging: &mut TransferStaging<B>,
         prompt: &Prompt<'_>,
         (at, payload): (Positions, &[u8]),
     ) -> Result<Option<PrefixImport>, MoveError> {
-        self.import_prefix_from(stream, port, prompt, (at, Parts::Host(payload)))
+        self.import_prefix_from(stream, staging, prompt, (at, Parts::Host(payload)))
     }
 
     /// As [`Self::import_prefix`], from memory of either kind.
@@ -90,13 +90,13 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn import_prefix_from(
         &mut self,
         stream: &Stream<B>,
-        port: &mut Port<B>,
+        staging: &mut TransferStaging<B>,
         prompt: &Prompt<'_>,
         (at, payload): (Positions, Parts<'_, B>),
     ) -> Result<Option<PrefixImport>, MoveError> {
         self.reject_leaked_steps();
         self.core().check_stream(stream)?;
-        self.check_port(port)?;
+        self.check_staging(staging)?;
         self.core().read_ledger().check_positions(at)?;
         let (tokens, behind) = prompt.tokens.as_chunks::<BLOCK>();
         let has_draft = at.draft == at.trunk;
@@ -104,7 +104,7 @@ impl<B: Backend> KvCacheManager<B> {
         if !is_prefix || tokens.is_empty() || !(has_draft || at.draft == 0) {
             return Err(MoveError::NoPrefix { at, tokens: prompt.tokens.len() });
         }
-        check_length(port.layout.prefix_bytes(at), payload.bytes())?;
+        check_length(staging.layout.prefix_bytes(at), payload.bytes())?;
         let root = self.core().read_ledger().shared_prompt(prompt).map(|(root, _)| root);
         let root = root.ok_or(MoveError::NothingShared)?;
         // Before anything is evicted: it is refused while the stream is captured.
@@ -112,7 +112,7 @@ impl<B: Backend> KvCacheManager<B> {
         let Some(target) = self.ledger_mut().begin_load(&root, tokens)? else {
             return Ok(None);
         };
-        if let Err(error) = self.write_prefix(stream, port, &target, &payload) {
+        if let Err(error) = self.write_prefix(stream, staging, &target, &payload) {
             // Copies that were queued before the failure must not write the room after it has a new owner. If a device
             // error prevents the wait, no copy runs. If a capture prevents it, the next owner uses the room in the
             // order of the cache's steps, after these copies.
@@ -120,7 +120,7 @@ impl<B: Backend> KvCacheManager<B> {
             self.ledger_mut().drop_load(target);
             return Err(error);
         }
-        let has_draft = has_draft || !port.layout.has_draft_layers();
+        let has_draft = has_draft || !staging.layout.has_draft_layers();
         let (blocks, checkpoint) = self.ledger_mut().enter_moved(target, tokens, has_draft);
         Ok(Some(PrefixImport { blocks, checkpoint }))
     }
@@ -129,17 +129,22 @@ impl<B: Backend> KvCacheManager<B> {
     fn write_prefix(
         &mut self,
         stream: &Stream<B>,
-        port: &mut Port<B>,
+        staging: &mut TransferStaging<B>,
         target: &LoadTarget,
         payload: &Parts<'_, B>,
     ) -> Result<(), MoveError> {
         // Pending poison must be written before the rows.
         self.follow_steps(stream)?;
-        let bytes = port.layout.block_bytes() as usize;
+        let bytes = staging.layout.block_bytes() as usize;
         let units: Vec<_> = target.blocks().iter().map(|block| block.0).collect();
         let here = target.above() as usize * bytes;
         let behind = here + units.len() * bytes;
-        port.store(self.core(), stream, (PoolUnit::Block, &units), payload.part(here..behind))?;
+        staging.store(
+            self.core(),
+            stream,
+            (PoolUnit::Block, &units),
+            payload.part(here..behind),
+        )?;
         let end = payload.bytes() as usize;
         // The windows of draft layers are the last bytes of a checkpoint. The payload may not have them.
         let checkpoint = self.core().memory.state.checkpoint(target.checkpoint());
@@ -182,7 +187,7 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
     /// The layout of the parts of prefixes of its cache.
     #[must_use]
     pub fn layout(&self) -> &PartLayout {
-        &self.port.layout
+        &self.staging.layout
     }
 
     /// Copies all of it to `into`: its blocks, then the checkpoint, in the order of [`PartLayout::prefix_parts`].
@@ -198,19 +203,19 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
     /// # Errors
     /// As [`Self::all`].
     pub fn all_to(&mut self, mut into: PartsMut<'_, B>) -> Result<(), MoveError> {
-        let Self { cache, stream, port, at, blocks, checkpoint, .. } = self;
-        check_length(port.layout.prefix_bytes(*at), into.bytes())?;
+        let Self { cache, stream, staging, at, blocks, checkpoint, .. } = self;
+        check_length(staging.layout.prefix_bytes(*at), into.bytes())?;
         let _running = stream.running("moving a request or a prefix")?;
         cache.follow_steps(stream)?;
-        let bytes = blocks.len() * port.layout.block_bytes() as usize;
+        let bytes = blocks.len() * staging.layout.block_bytes() as usize;
         let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
         let mut copied =
-            port.fetch(cache.core(), stream, (PoolUnit::Block, &units), into.part(0..bytes));
+            staging.fetch(cache.core(), stream, (PoolUnit::Block, &units), into.part(0..bytes));
         // The bytes between the rows of the pools may be left over from an earlier transfer.
-        let image = port.layout.block_bytes() as usize;
+        let image = staging.layout.block_bytes() as usize;
         for start in (0..bytes).step_by(image.max(1)) {
             let image = into.part(start..start + image);
-            copied = copied.and_then(|()| port.fill_holes(stream, (BLOCK_TOKENS, 0), image));
+            copied = copied.and_then(|()| staging.fill_holes(stream, (BLOCK_TOKENS, 0), image));
         }
         let end = into.bytes() as usize;
         let checkpoint = cache.core().memory.state.checkpoint(*checkpoint);

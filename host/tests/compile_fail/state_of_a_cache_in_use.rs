@@ -8,7 +8,7 @@ fn clear(
     stream: &Stream<Emulator>,
 ) -> Result<(), KvError> {
     let id = cache.admit()?;
-    cache.into_copied_state(stream, |arena, _, _| stream.fill(arena.slots, 0))??;
+    cache.into_copied_state(stream, |arena, _, _| stream.fill(arena.units, 0))??;
     cache.release(id) //~ E0382
 }
 

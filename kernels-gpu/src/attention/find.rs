@@ -116,8 +116,9 @@ impl Finder<'_> {
     #[inline(always)]
     unsafe fn list<W: KeySet>(&self, pair: u32) -> Listed {
         let key = thread::thread_idx_x() - WARPGROUP;
-        // Held, so that the part of the expression that depends on the thread alone does not stay in registers.
-        let tile = thread::hold_u32(self.first + TILES * pair + key / TILE);
+        // The optimisation barrier has it computed here: otherwise what depends on the thread alone would stay in
+        // registers.
+        let tile = thread::opt_barrier_u32(self.first + TILES * pair + key / TILE);
         // SAFETY: by this function's own contract.
         unsafe { self.keys.list::<W>(self.source, (tile, key % TILE), self.end) }
     }
@@ -149,7 +150,7 @@ impl Finder<'_> {
         // SAFETY: by this function's own contract.
         unsafe {
             self.store::<W>(arrays, pair, self.located);
-            if W::HAS_PARTS {
+            if W::HAS_SPLITS {
                 self.prefetch::<W>(self.located);
             }
             self.located = self.locate::<W>(self.listed.loaded());

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use kv_layout::attention::{AttendedKeys, KeySplit, SHORT_SPREAD_TILES, SPREAD_TILES};
+use kv_layout::attention::{AttendedKeys, KeyCluster, SHORT_SPREAD_TILES, SPREAD_TILES};
 use kv_layout::geometry::WINDOW;
 use simt::shared::Shared;
 use simt::{thread, warp};
@@ -20,11 +20,11 @@ pub trait KeySet {
     const IS_LISTED: bool;
     /// The kind of key set.
     const KEYS: AttendedKeys;
-    /// Whether a large number of keys is divided into several parts.
-    const HAS_PARTS: bool = matches!(Self::KEYS, AttendedKeys::All);
+    /// Whether a large number of keys is divided into several splits (split-KV).
+    const HAS_SPLITS: bool = matches!(Self::KEYS, AttendedKeys::All);
     /// Most tiles of a cluster in the spread form, where a query is spread over eight blocks.
     const SPREAD_TILES: u32 = SPREAD_TILES;
-    /// Blocks of a cluster. The keys of a part are split among them, unless the launch has each part in one block.
+    /// Blocks of a cluster. They share the keys of a split, unless the launch has one block for each split.
     const CLUSTER_BLOCKS: u32 = Self::KEYS.blocks();
 }
 
@@ -34,14 +34,14 @@ pub struct Window;
 pub struct List;
 /// The window, and all entries that a query sees.
 pub struct All;
-/// The key set `W` for short key lists: one part of at most [`SHORT_SPREAD_TILES`] tiles.
+/// The key set `W` for short key lists: one split of at most [`SHORT_SPREAD_TILES`] tiles.
 pub struct Short<W>(PhantomData<W>);
 
 impl<W: KeySet> KeySet for Short<W> {
     const HAS_ENTRIES: bool = W::HAS_ENTRIES;
     const IS_LISTED: bool = W::IS_LISTED;
     const KEYS: AttendedKeys = W::KEYS;
-    const HAS_PARTS: bool = false;
+    const HAS_SPLITS: bool = false;
     const SPREAD_TILES: u32 = if W::HAS_ENTRIES { SHORT_SPREAD_TILES } else { WINDOW / TILE };
 }
 
@@ -83,10 +83,10 @@ impl Listed {
     /// No key.
     pub const NONE: Self = Self { key: u32::MAX, entry: -1 };
 
-    /// The same value; its load begins here, as in [`Located::held`].
+    /// The same value; its load begins here, as in [`Located::opt_barrier`].
     #[inline(always)]
-    pub fn held(self) -> Self {
-        Self { entry: thread::hold_u32(self.entry.cast_unsigned()).cast_signed(), ..self }
+    pub fn opt_barrier(self) -> Self {
+        Self { entry: thread::opt_barrier_u32(self.entry.cast_unsigned()).cast_signed(), ..self }
     }
 
     /// The same value, once it has been loaded. This is a shuffle, because `ptxas` would move a copy between registers
@@ -107,11 +107,11 @@ impl Located {
     /// No key.
     pub const NONE: Self = Self { listed: Listed::NONE, block: u32::MAX, is_known: false };
 
-    /// The same value; its load begins here. Without this the compiler would move the load to the first use of the
-    /// block, after other waits.
+    /// The same value; its load begins here. Without this optimisation barrier the compiler would move the load to the
+    /// first use of the block, after other waits.
     #[inline(always)]
-    pub fn held(self) -> Self {
-        Self { block: thread::hold_u32(self.block), ..self }
+    pub fn opt_barrier(self) -> Self {
+        Self { block: thread::opt_barrier_u32(self.block), ..self }
     }
 }
 
@@ -147,7 +147,7 @@ pub struct Keys {
     /// Elements at which the query's list and its request's row of the block table start.
     list: u64,
     table: u64,
-    /// The first tile and the number of tiles: of all keys, or of one part.
+    /// The first tile and the number of tiles: of all keys, or of one split.
     pub first_tile: u32,
     pub tiles: u32,
 }
@@ -258,23 +258,23 @@ impl Keys {
             && (self.own == before.own + 1 || self.own == 0 && before.own == 0)
     }
 
-    /// Number of parts into which the keys are divided.
+    /// Number of splits of the keys.
     #[inline(always)]
-    pub const fn parts<W: KeySet>(self, args: &Attend) -> u32 {
-        let split = KeySplit::of_blocks(args.params.split);
-        W::KEYS.parts(self.window + self.entries, split, args.params.heads)
+    pub const fn num_splits<W: KeySet>(self, args: &Attend) -> u32 {
+        let cluster = KeyCluster::of_blocks(args.params.blocks_per_split);
+        W::KEYS.num_splits(self.window + self.entries, cluster, args.params.heads)
     }
 
-    /// The keys of part `part` of `parts`.
+    /// The keys of split `split` of `num_splits`.
     #[inline(always)]
-    pub fn of_part(self, part: u32, parts: u32) -> Self {
-        let [first_tile, end] = [part, part + 1]
-            .map(|part| (u64::from(self.tiles) * u64::from(part) / u64::from(parts)) as u32);
+    pub fn of_split(self, split: u32, num_splits: u32) -> Self {
+        let [first_tile, end] = [split, split + 1]
+            .map(|split| (u64::from(self.tiles) * u64::from(split) / u64::from(num_splits)) as u32);
         Self { first_tile, tiles: end - first_tile, ..self }
     }
 
-    /// The keys of piece `piece` of `pieces`, as [`Self::of_part`], in less code. The product of the tiles and `pieces`
-    /// must fit in a u32.
+    /// The keys of piece `piece` of `pieces`, as [`Self::of_split`], in less code. The product of the tiles and
+    /// `pieces` must fit in a u32.
     #[inline(always)]
     pub const fn of_piece(self, piece: u32, pieces: u32) -> Self {
         let [first, end] = [self.tiles * piece / pieces, self.tiles * (piece + 1) / pieces];

@@ -115,7 +115,7 @@ pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
 // | 4, 5 | `weights_full` | first | second |
 // | 6 to 9 | `keys_empty` | first and second | third |
 // | 10 | `ROTATION_FULL` | first and second | first and second |
-// | 11 | `PART_WRITTEN` | first and second | first and second |
+// | 11 | `SPLIT_WRITTEN` | first and second | first and second |
 // | 12, 13 | `rows_full` | second | third |
 
 /// The queries are in shared memory. The second warpgroup arrives: at once, unless it writes some of the queries
@@ -147,12 +147,12 @@ pub(super) const fn keys_empty(tile: u32, half: u32) -> NamedBarrier {
 }
 
 /// The cosines and sines of the query's position are in shared memory. The first two warpgroups wait if queries are
-/// raw; otherwise the block's barrier in `merge::write` orders them.
+/// raw; otherwise the block's barrier in `combine_cluster::write` orders them.
 pub(super) const ROTATION_FULL: NamedBarrier = NamedBarrier::new(10, 2 * WARPGROUP);
 
-/// Used twice by the multiplying warpgroups: after they have stored their partial outputs of a part, and after one
+/// Used twice by the multiplying warpgroups: after they have stored their partial outputs of a split, and after one
 /// thread has stored whether the block is the last to do so.
-pub(super) const PART_WRITTEN: NamedBarrier = NamedBarrier::new(11, 2 * WARPGROUP);
+pub(super) const SPLIT_WRITTEN: NamedBarrier = NamedBarrier::new(11, 2 * WARPGROUP);
 
 /// The row locations of two tiles are in shared memory. The second warpgroup arrives, the third waits.
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Attention in place, over the stored rows of the cache: window and entries in one softmax, with a sink.
 //! See docs/specification.md, section 13.
 //!
-//! A *work item* is a query, a part of its keys, and up to 64 of its heads. docs/architecture.md, D33 says how many
+//! A *work item* is a query, a split of its keys, and up to 64 of its heads. docs/architecture.md, D33 says how many
 //! blocks share a work item, and which kernel (form) runs it. All forms give the same bits for a query. These depend
 //! only on its request, and on the length of its list where the list is padded; never on the other queries of the step.
 //!
@@ -10,19 +10,21 @@
 //! where necessary. The *sum of weights* is `l`. The *factor* of a raised base rescales `O`.
 //!
 //! The kernels of this module ([`attend`]) use a cluster of two blocks for a work item with entries, and one block for
-//! a work item with a window alone. The keys, in tiles of 64, are split between the two blocks by their number alone.
-//! Each block runs through its tiles by online softmax; then each adds up the results of both blocks for half of the
-//! heads, in the order of the blocks. With one-block split ([`kv_layout::attention::KeySplit`]), a work item has one
-//! block, which runs through all tiles; the blocks of a cluster then have different work items.
+//! a work item with a window alone. The two blocks share the keys, in tiles of 64, by their number alone. Each block
+//! runs through its tiles by online softmax; then each combines the results of both blocks for half of the heads, in
+//! the order of the blocks. With [`kv_layout::attention::KeyCluster::OneBlock`] a work item has one block, which runs
+//! through all tiles; the blocks of a cluster then have different work items.
 //!
-//! A large number of keys is divided into several parts (split-KV, as in Flash-Decoding). Each work item stores its
-//! partial result and log-sum-exp in global memory. The last block to finish for a group of heads adds up the parts, in
-//! their order.
+//! A large number of keys is divided into several splits (split-KV, as in Flash-Decoding). Each work item stores its
+//! partial result and log-sum-exp in global memory. The last block to finish for a group of heads combines the splits,
+//! in their order. So there are three levels at which partial results are combined: the blocks of a cluster
+//! (`combine_cluster`), the splits of a query (`combine_splits`), and the clusters of a spread query
+//! (`spread::combine_clusters`).
 //!
-//! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights; each
-//! accumulates half of the channels of the values (`work_item::Channels`). With fewer queries still, [`spread`] uses
-//! eight blocks for a work item. For windows in chunks of prompts there is [`consecutive`]: a block takes several
-//! queries in turn, and keeps the rows that they share.
+//! With few queries, two clusters (with one block for each split: two blocks) have the same keys. Both compute all
+//! weights; each accumulates half of the channels of the values (`work_item::Channels`). With fewer queries still,
+//! [`spread`] uses eight blocks for a work item. For windows in chunks of prompts there is [`consecutive`]: a block
+//! takes several queries in turn, and keeps the rows that they share.
 //!
 //! A block has 384 threads, three warpgroups, and 211 KiB of shared memory, so one block runs on a multiprocessor:
 //!
@@ -40,13 +42,13 @@
 //!
 //! If the block has only half of the channels, the second warpgroup multiplies all of these.
 
+mod combine_cluster;
+mod combine_splits;
 pub mod consecutive;
 mod find;
 mod keys;
 mod memory;
-mod merge;
 mod output;
-mod parts;
 mod query;
 mod rows;
 mod softmax;
@@ -75,7 +77,7 @@ use rows::{Row, Source};
 use softmax::{KeyMask, Softmax, first_row, rescale};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
-use work_item::{Channels, Heads, Split, Task};
+use work_item::{Channels, Heads, SplitBlocks, Task};
 
 /// Registers of a thread of the first (scorer), second (multiplier) and third (unpacker) warpgroup. Rows with F32
 /// scales need more registers to unpack, so there the first warpgroup leaves some to the third.
@@ -99,50 +101,50 @@ const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
         && unpacker <= AT_START
 }
 
-/// Computes attention for one work item: up to 64 heads of a query, and a part of its keys.
+/// Computes attention for one work item: up to 64 heads of a query, and a split of its keys.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `split * groups * channel_halves *
-/// parts * tokens`, rounded up, of `heads / 64` groups, rounded up, with 384 threads a block and `W::CLUSTER_BLOCKS`
-/// blocks a cluster call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `blocks_per_split * groups *
+/// channel_halves * num_splits * tokens`, rounded up, of `heads / 64` groups, rounded up, with 384 threads a block and
+/// `W::CLUSTER_BLOCKS` blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
-    let split = Split::of::<W>(&args);
-    let (first_head, cluster) = Heads::of_cluster(&args, thread::block_idx_x() / split.blocks);
+    let blocks = SplitBlocks::of::<W>(&args);
+    let (first_head, cluster) = Heads::of_cluster(&args, thread::block_idx_x() / blocks.count);
     let (channels, work_item) = Channels::of_cluster(&args, cluster);
-    let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
-    // First the first parts of all queries, then the second ones: in a graph for longer requests, blocks without a part
-    // come last.
+    let max_splits = if W::HAS_SPLITS { args.params.num_splits.max(1) } else { 1 };
+    // First the first splits of all queries, then the second ones: in a graph for longer requests, blocks without a
+    // split come last.
     let tokens = args.params.tokens;
-    let (query, part) =
-        if W::HAS_PARTS { (work_item % tokens, work_item / tokens) } else { (work_item, 0) };
-    // With one-block split the grid is rounded up to whole clusters: the last block may have no work item.
-    if query >= tokens || part >= most_parts {
+    let (query, split) =
+        if W::HAS_SPLITS { (work_item % tokens, work_item / tokens) } else { (work_item, 0) };
+    // Where a split has one block, the grid is rounded up to whole clusters: the last block may have no work item.
+    if query >= tokens || split >= max_splits {
         return;
     }
-    // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the blocks that
-    // share its keys, which are the cluster where there is a barrier of the cluster: with one-block split there is
+    // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the blocks that share
+    // its keys, which are the cluster where there is a barrier of the cluster: where a split has one block there is
     // none, and a block reads its own memory. What branches on the warpgroup has the same barriers in the same order.
     unsafe {
         let keys = Keys::of::<W>(&args, query, Token::load(&args, query));
-        let is_first = split.rank == 0
+        let is_first = blocks.rank == 0
             && channels.is_first()
-            && part == 0
+            && split == 0
             && first_head == 0
             && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
-        let parts = keys.parts::<W>(&args);
-        if !keys.is_live || part >= parts {
+        let num_splits = keys.num_splits::<W>(&args);
+        if !keys.is_live || split >= num_splits {
             return;
         }
-        let keys = if W::HAS_PARTS { keys.of_part(part, parts) } else { keys };
-        let heads = Heads { query, first: first_head, part, parts };
-        let task = Task { heads, split, channels };
+        let keys = if W::HAS_SPLITS { keys.of_split(split, num_splits) } else { keys };
+        let heads = Heads { query, first: first_head, split, num_splits };
+        let task = Task { heads, blocks, channels };
         let arrays = Arrays::new();
         // The shuffle shows the compiler that the value is the same in all lanes, so that descriptors stay in uniform
         // registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
-        let block = Block { args: &args, arrays, keys, task, tiles: own_tiles(keys, split) };
+        let block = Block { args: &args, arrays, keys, task, tiles: own_tiles(keys, blocks) };
         if group == 2 {
             unpack_role::<F>(block);
         } else if group == 1 {
@@ -183,7 +185,7 @@ unsafe fn score_role<F: KeyFormat, W: KeySet>(block: Block<'_>) {
         if !is_raw {
             query::start_copies(args, task);
         }
-        let sink = merge::load_early(args, keys, arrays, task);
+        let sink = combine_cluster::load_early(args, keys, arrays, task);
         if is_raw {
             ROTATION_FULL.sync();
             query::norm_and_rotate(args, arrays, task);
@@ -191,15 +193,15 @@ unsafe fn score_role<F: KeyFormat, W: KeySet>(block: Block<'_>) {
         copy::commit_group();
         let softmax = if task.channels.halves == 1 {
             let (values, softmax) = score_tiles(tiles, arrays);
-            merge::store(values);
+            combine_cluster::store(values);
             softmax
         } else {
             let softmax = score_tiles_alone(tiles, arrays);
-            merge::store_none();
+            combine_cluster::store_none();
             softmax
         };
         softmax.store(arrays);
-        merge::write::<W>(args, keys, arrays, sink, task);
+        combine_cluster::write::<W>(args, keys, arrays, sink, task);
     }
 }
 
@@ -236,8 +238,8 @@ unsafe fn multiply_role<W: KeySet>(block: Block<'_>) {
         } else {
             multiply_tiles::<W, HALF>(tiles, arrays, finder)
         };
-        merge::store(values);
-        merge::write::<W>(args, keys, arrays, 0.0, task);
+        combine_cluster::store(values);
+        combine_cluster::write::<W>(args, keys, arrays, 0.0, task);
     }
 }
 
@@ -255,7 +257,7 @@ unsafe fn unpack_role<F: KeyFormat>(block: Block<'_>) {
             setmaxnreg_dec::<UNPACKER>();
         }
         unpack_tiles::<F>(Source(block.args), block.tiles, block.arrays);
-        merge::wait(block.task.split);
+        combine_cluster::wait(block.task.blocks);
     }
 }
 
@@ -270,8 +272,8 @@ const fn is_f32<F: KeyFormat>() -> bool {
 
 /// The range of the block's tiles: the first, and one past the last.
 #[inline(always)]
-fn own_tiles(keys: Keys, split: Split) -> (u32, u32) {
-    let (first, end) = split.tiles_of(keys.tiles, split.rank);
+fn own_tiles(keys: Keys, blocks: SplitBlocks) -> (u32, u32) {
+    let (first, end) = blocks.tiles_of(keys.tiles, blocks.rank);
     (keys.first_tile + first, keys.first_tile + end)
 }
 

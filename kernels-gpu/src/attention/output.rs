@@ -20,7 +20,7 @@ pub const QUARTERS: usize = (HEAD_DIM / CHANNELS) as usize;
 /// channels, which are last, get inverse RoPE.
 ///
 /// # Safety
-/// As [`super::merge::write`].
+/// As [`super::combine_cluster::write`].
 #[inline(always)]
 pub unsafe fn store_head<const N: usize>(
     args: &Attend,
@@ -117,5 +117,5 @@ pub unsafe fn load_sinks(args: &Attend, heads: Heads) -> [f32; 2] {
             0.0
         }
     };
-    [load(row), load(row + 8)].map(thread::hold_f32)
+    [load(row), load(row + 8)].map(thread::opt_barrier_f32)
 }

@@ -106,10 +106,10 @@ impl Softmax {
     #[inline(always)]
     unsafe fn raise(&mut self, products: Fragments) -> [f32; 2] {
         // SAFETY: by this function's own contract.
-        let most = unsafe { [0, 1].map(|i| largest(products, i)) };
+        let row_max = unsafe { [0, 1].map(|i| largest(products, i)) };
         [0, 1].map(|i| {
             let base = self.base[i];
-            self.base[i] = raised(base, most[i]);
+            self.base[i] = raised(base, row_max[i]);
             // Before the first score there are no sums to multiply.
             let has_sums = base > f32::NEG_INFINITY && self.base[i] != base;
             if has_sums { ex2(base - self.base[i]) } else { 1.0 }
@@ -160,14 +160,14 @@ impl Softmax {
     }
 }
 
-/// The base of a head's weights after keys whose largest score, times log2 e, is `most`. `base` is the base before
+/// The base of a head's weights after keys whose largest score, times log2 e, is `row_max`. `base` is the base before
 /// these keys: -infinity if there were none.
 #[inline(always)]
-pub const fn raised(base: f32, most: f32) -> f32 {
+pub const fn raised(base: f32, row_max: f32) -> f32 {
     if base == f32::NEG_INFINITY {
-        if most.abs() <= SLACK { 0.0 } else { most }
-    } else if most > base + SLACK {
-        most
+        if row_max.abs() <= SLACK { 0.0 } else { row_max }
+    } else if row_max > base + SLACK {
+        row_max
     } else {
         base
     }
@@ -209,13 +209,13 @@ pub unsafe fn are_near(sum: [f32; 2]) -> bool {
 /// All lanes of the warp call it together.
 #[inline(always)]
 pub unsafe fn largest(products: Fragments, i: usize) -> f32 {
-    let most = products
+    let own = products
         .iter()
-        .fold(f32::NEG_INFINITY, |most, four| max(most, max(four[2 * i], four[2 * i + 1])));
+        .fold(f32::NEG_INFINITY, |before, four| max(before, max(four[2 * i], four[2 * i + 1])));
     // SAFETY: by this function's own contract.
     unsafe {
-        let most = max(most, warp::shuffle_xor_f32(most, 1));
-        max(most, warp::shuffle_xor_f32(most, 2)) * SCALE
+        let pair = max(own, warp::shuffle_xor_f32(own, 1));
+        max(pair, warp::shuffle_xor_f32(pair, 2)) * SCALE
     }
 }
 
@@ -266,13 +266,13 @@ pub fn output_scales<const N: usize>(
     bases: [f32; N],
     sums: [f32; N],
 ) -> ([f32; N], f32) {
-    let most = bases.iter().fold(sink, |most, &base| max(most, base));
-    let factor: [f32; N] = array_from_fn(|i| ex2(bases[i] - finite(most)));
-    let mut total = ex2(sink - finite(most));
+    let max_base = bases.iter().fold(sink, |before, &base| max(before, base));
+    let factor: [f32; N] = array_from_fn(|i| ex2(bases[i] - finite(max_base)));
+    let mut total = ex2(sink - finite(max_base));
     unroll::<N>(|i| total += sums[i] * factor[i]);
     // Without keys and sink all results are 0.
     let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
-    let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
+    let lse = if total == 0.0 { f32::NEG_INFINITY } else { max_base + lg2(total) };
     (array_from_fn(|i| factor[i] * scale), lse)
 }
 
@@ -319,8 +319,9 @@ impl KeyMask {
         let words: [[u32; 4]; 2] = array_from_fn(|i| unsafe {
             arrays.mask.load_u32x4(tile % 2 * KEY_GROUPS + 4 * i as u32)
         });
-        // Held, so that it is computed before the wait for the products.
-        let all = thread::hold_u32(words.as_flattened().iter().fold(ALL, |all, word| all & word));
+        // The optimisation barrier has it computed before the wait for the products.
+        let all =
+            thread::opt_barrier_u32(words.as_flattened().iter().fold(ALL, |all, word| all & word));
         Self { words, all }
     }
 

@@ -1,4 +1,4 @@
-//! The work of a block: a work item (a query, a part of its keys, up to 64 heads), or a share of one (some of its keys
+//! The work of a block: a work item (a query, a split of its keys, up to 64 heads), or a share of one (some of its keys
 //! or channels).
 
 use kv_layout::geometry::HEAD_DIM;
@@ -8,39 +8,39 @@ use super::keys::KeySet;
 use super::memory::HEADS;
 use crate::args::Attend;
 
-/// The blocks among which the keys of a part are split: all blocks of a cluster, or one.
+/// The blocks that share the keys of a split: all blocks of a cluster, or one.
 #[derive(Clone, Copy)]
-pub struct Split {
+pub struct SplitBlocks {
     /// Number of blocks.
-    pub blocks: u32,
+    pub count: u32,
     /// Rank in the cluster of the first of these blocks.
     first: u32,
     /// Index of this block among them.
     pub rank: u32,
 }
 
-impl Split {
-    /// The split of the launch, from the point of view of this block.
+impl SplitBlocks {
+    /// The blocks of the launch that share keys with this block.
     #[inline(always)]
     pub fn of<W: KeySet>(args: &Attend) -> Self {
         if W::CLUSTER_BLOCKS == 1 {
-            return Self { blocks: 1, first: 0, rank: 0 };
+            return Self { count: 1, first: 0, rank: 0 };
         }
         let rank = block_rank();
-        if args.params.split == 1 {
-            Self { blocks: 1, first: rank, rank: 0 }
+        if args.params.blocks_per_split == 1 {
+            Self { count: 1, first: rank, rank: 0 }
         } else {
-            Self { blocks: W::CLUSTER_BLOCKS, first: 0, rank }
+            Self { count: W::CLUSTER_BLOCKS, first: 0, rank }
         }
     }
 
     /// The tiles of block `rank`, of `tiles` in all: the first, and one past the last.
     #[inline(always)]
     pub const fn tiles_of(self, tiles: u32, rank: u32) -> (u32, u32) {
-        (tiles * rank / self.blocks, tiles * (rank + 1) / self.blocks)
+        (tiles * rank / self.count, tiles * (rank + 1) / self.count)
     }
 
-    /// Rank in the cluster of block `rank` of the split.
+    /// Rank in the cluster of block `rank` of these blocks.
     #[inline(always)]
     pub const fn in_cluster(self, rank: u32) -> u32 {
         self.first + rank
@@ -62,8 +62,8 @@ impl Channels {
     /// All channels.
     pub const ALL: Self = Self { halves: 1, half: 0 };
 
-    /// The channels of cluster `cluster` (of block `cluster`, where keys are not split), and the index of its work item
-    /// among those with the same heads: the index that the cluster would have if each had all channels.
+    /// The channels of cluster `cluster` (of block `cluster`, where a split has one block), and the index of its work
+    /// item among those with the same heads: the index that the cluster would have if each had all channels.
     #[inline(always)]
     pub fn of_cluster(args: &Attend, cluster: u32) -> (Self, u32) {
         if args.params.channel_halves == 2 {
@@ -86,23 +86,23 @@ impl Channels {
     }
 }
 
-/// Up to 64 heads of a query, and the part of their keys that a block has.
+/// Up to 64 heads of a query, and the split of their keys that a block has.
 #[derive(Clone, Copy)]
 pub struct Heads {
     /// The query among those of the launch.
     pub query: u32,
     /// The first head, a multiple of 64.
     pub first: u32,
-    /// The part of the query's keys.
-    pub part: u32,
-    /// Number of parts of the query's keys.
-    pub parts: u32,
+    /// The split of the query's keys.
+    pub split: u32,
+    /// Number of splits of the query's keys.
+    pub num_splits: u32,
 }
 
 impl Heads {
-    /// The first head of cluster `cluster` (of block `cluster` with one-block split), and its index among the clusters
-    /// with these heads. The two groups of 64 heads with the same keys are adjacent, so that the second reads the rows
-    /// from L2.
+    /// The first head of cluster `cluster` (of block `cluster`, where a split has one block), and its index among the
+    /// clusters with these heads. The two groups of 64 heads with the same keys are adjacent, so that the second reads
+    /// the rows from L2.
     #[inline(always)]
     pub fn of_cluster(args: &Attend, cluster: u32) -> (u32, u32) {
         if args.params.heads > HEADS { (cluster % 2 * HEADS, cluster / 2) } else { (0, cluster) }
@@ -128,10 +128,10 @@ impl Heads {
         u64::from(self.query) * u64::from(groups) + u64::from(self.first / HEADS)
     }
 
-    /// Index of part `part` of these heads among the parts of all queries.
+    /// Index of split `split` of these heads among the splits of all queries.
     #[inline(always)]
-    pub fn part(self, args: &Attend, part: u32) -> u64 {
-        self.group(args) * u64::from(args.params.parts) + u64::from(part)
+    pub fn split_index(self, args: &Attend, split: u32) -> u64 {
+        self.group(args) * u64::from(args.params.num_splits) + u64::from(split)
     }
 }
 
@@ -139,8 +139,8 @@ impl Heads {
 #[derive(Clone, Copy)]
 pub struct Task {
     pub heads: Heads,
-    /// The blocks among which the keys of the part are split.
-    pub split: Split,
+    /// The blocks that share the keys of the split.
+    pub blocks: SplitBlocks,
     /// The channels of the values that the block has.
     pub channels: Channels,
 }

@@ -45,7 +45,7 @@ pub struct Run {
     pub slot: u32,
     /// Whether the run continues from the state row of the position before it: it is the request's first run in the
     /// step, and does not start a window.
-    pub goes_on: bool,
+    pub continues_state: bool,
 }
 
 impl Run {
@@ -125,7 +125,7 @@ impl Runs {
                 tokens: back + 1,
                 remaining,
                 slot,
-                goes_on: index == back && in_window > back,
+                continues_state: index == back && in_window > back,
             })
         }
     }
@@ -158,7 +158,7 @@ pub unsafe fn compress(args: CompressHca) {
     // row a thread reads and writes its own channel only, and reads before it writes.
     unsafe {
         let Some(run) = runs.get(record) else { return };
-        if run.goes_on != (params.part == CompressHcaParams::GOING_ON) {
+        if run.continues_state != (params.part == CompressHcaParams::CONTINUING) {
             return;
         }
         let sums = fold_run(args, run, channel);
@@ -189,7 +189,7 @@ unsafe fn fold_run(args: CompressHca, run: Run, channel: u32) -> Sums {
         group += 1;
     }
     let mut sums = Sums::EMPTY;
-    if run.goes_on {
+    if run.continues_state {
         // SAFETY: by this function's own contract: a row of the slot's ring.
         sums = unsafe { row(run.position - 1).load() };
     }

@@ -5,18 +5,18 @@
 //! BF16 (decision D7). The position in a row fixes the order of additions, so a result does not depend on how the
 //! tokens were cut into steps.
 
+pub mod csa;
+mod csa_halves;
 mod entry;
-mod halves;
 pub mod hca;
 mod norm;
-pub mod overlap;
 pub mod state;
 pub mod sums;
 
 use simt::mem::Global;
 
+pub use csa_halves::{Behind, Half, HalfRows};
 pub use entry::{EntryMemory, MAIN_WARPS};
-pub use halves::{Behind, Half, HalfRows};
 pub use norm::{Finish, sum_of_squares};
 
 /// Four channels in a thread's registers.

@@ -73,7 +73,7 @@ pub unsafe fn write<const COLUMNS: u32>(args: WriteState) {
 /// As [`write`]; `token < tokens`.
 #[inline(always)]
 unsafe fn checkpoint_row<const COLUMNS: u32>(args: WriteState, token: u32) -> Option<u64> {
-    let WriteStateParams { checkpoints, checkpoint_units, image_units, .. } = args.params;
+    let WriteStateParams { checkpoints, checkpoint_granules, row_granules, .. } = args.params;
     if checkpoints == 0 {
         return None;
     }
@@ -81,8 +81,9 @@ unsafe fn checkpoint_row<const COLUMNS: u32>(args: WriteState, token: u32) -> Op
     let (checkpoint, row) = unsafe { row_of_checkpoint(args.token_checkpoint_row, token) };
     let is_saved = checkpoint < checkpoints && row >= WINDOW - CSA_RATIO;
     is_saved.then(|| {
-        let units = u64::from(checkpoint) * u64::from(checkpoint_units) + u64::from(image_units);
-        units * (256 / 4) + u64::from(row - (WINDOW - CSA_RATIO)) * u64::from(COLUMNS)
+        let granules =
+            u64::from(checkpoint) * u64::from(checkpoint_granules) + u64::from(row_granules);
+        granules * (256 / 4) + u64::from(row - (WINDOW - CSA_RATIO)) * u64::from(COLUMNS)
     })
 }
 

@@ -9,9 +9,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};
 
 use super::{Appended, Step, entry_row};
-use crate::compress::overlap::{
-    INDEX_COLUMNS, MAIN_COLUMNS, Window, Windows, index_key, softmax_sum,
-};
+use crate::compress::csa::{INDEX_COLUMNS, MAIN_COLUMNS, Window, Windows, index_key, softmax_sum};
 use crate::compress::{Closing, EntryMemory, Finish, Half, HalfRows, Projections, Quad, Scores};
 use crate::fault;
 use crate::index_row::{IndexRowFormat, Lanes, WholeWarp, quad_from_bf16};

@@ -156,7 +156,7 @@ fn run(step: Step, token: Token) -> Option<Run> {
         tokens,
         remaining: remaining + 1 - tokens,
         slot: slot.cast_unsigned(),
-        goes_on: in_window > 0,
+        continues_state: in_window > 0,
     })
 }
 
@@ -167,7 +167,7 @@ fn run(step: Step, token: Token) -> Option<Run> {
 #[inline(always)]
 unsafe fn start(args: DecodeHca, run: Run, channel: u32) -> QuadSums {
     let rows = SumRows { ring: args.params.state_ring };
-    if run.goes_on {
+    if run.continues_state {
         // SAFETY: by this function's own contract.
         unsafe { load_sums(args.state.read_only(), rows.at(run.slot, run.position - 1), channel) }
     } else {

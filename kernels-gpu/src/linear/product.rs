@@ -32,7 +32,7 @@ pub const SUM_ROW: u32 = COLUMNS + 4;
 const SUMMED: u32 = 4;
 
 /// Length of the longest rows that are prefetched: longer rows of all blocks together would fill the L2 cache.
-const MOST_PREFETCHED: u32 = 2048;
+const MAX_PREFETCHED: u32 = 2048;
 
 /// Threads of a block whose warps have `fragments` times 16 columns each.
 #[must_use]
@@ -121,7 +121,7 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
     pub unsafe fn wait(self) -> [W::Chunk; 2] {
         let Self { weights, input, columns, inner, first_column, first_token, .. } = self;
         let (thread, row) = (thread::thread_idx_x(), first_column / COLUMNS);
-        let is_short = inner <= MOST_PREFETCHED;
+        let is_short = inner <= MAX_PREFETCHED;
         // SAFETY: rows of the weight, and one of the activations, which is a multiple of 64 bytes.
         unsafe {
             if thread == 0 && is_short && first_column < columns {

@@ -17,8 +17,8 @@ parameters! {
         lse_heads,
         /// 0 if queries are already normed and rotated; otherwise the kernel does both.
         raw_queries,
-        /// Most parts of a query's keys (split-KV).
-        parts,
+        /// Most splits of a query's keys (split-KV).
+        num_splits,
         /// Rows of one request's ring.
         ring,
         /// Request slots of the ring planes and the block table; a slot beyond them is a fault, not a read.
@@ -36,12 +36,12 @@ parameters! {
         max_blocks,
         /// Blocks of the entry planes; one beyond them is a fault, not a read. 0 in a layer without entries.
         num_blocks,
-        /// Blocks among which a part's keys are split: those of a cluster, or 1.
-        split,
-        /// 2 if two clusters (blocks, where a work item has one block) share the keys of a part and each has half of the
-        /// channels of the values, else 1. Always 1 where queries are spread or consecutive.
+        /// Thread blocks that share the keys of a split: 2, which are a cluster, or 1.
+        blocks_per_split,
+        /// 2 if two clusters (blocks, where a work item has one block) share the keys of a split and each has half of
+        /// the channels of the values, else 1. Always 1 where queries are spread or consecutive.
         channel_halves,
-        /// 2 if two clusters of `attend_spread_parts_*` have half of the keys of a part each, else 1.
+        /// 2 if two clusters of `attend_spread_splits_*` have half of the keys of a split each, else 1.
         key_halves,
         /// Queries that a block takes in turn, 1 to 32, in the kernel for consecutive queries.
         queries_per_block,

@@ -43,12 +43,12 @@ parameters! {
         rows,
         /// Checkpoints; 0 = no token has a row in one. A row beyond them is left out.
         checkpoints,
-        /// Units of 256 bytes of a checkpoint.
-        checkpoint_units,
-        /// Units of a checkpoint before the layer's data rows, of which it has 128.
-        data_units,
-        /// Units of a checkpoint before the layer's scale rows.
-        scale_units,
+        /// Granules of 256 bytes of a checkpoint.
+        checkpoint_granules,
+        /// Granules of a checkpoint before the layer's data rows, of which it has 128.
+        data_granules,
+        /// Granules of a checkpoint before the layer's scale rows.
+        scale_granules,
     }
 }
 
@@ -147,14 +147,14 @@ parameters! {
         slots,
         /// Tokens of the step; a record that names one beyond them is left out.
         tokens,
-        /// The runs that the launch folds: [`Self::GOING_ON`] or [`Self::STARTING`].
+        /// The runs that the launch folds: [`Self::CONTINUING`] or [`Self::STARTING`].
         part,
     }
 }
 
 impl CompressHcaParams {
     /// Runs that continue from a state row.
-    pub const GOING_ON: u32 = 1;
+    pub const CONTINUING: u32 = 1;
     /// Runs that start a window.
     pub const STARTING: u32 = 0;
 }
@@ -170,15 +170,15 @@ parameters! {
         tokens,
         /// Checkpoints; 0 = no token has a row in one. A row beyond them is left out.
         checkpoints,
-        /// Units of 256 bytes of a checkpoint.
-        checkpoint_units,
-        /// Units of a checkpoint before the compressor's rows, of which it has 4.
-        image_units,
+        /// Granules of 256 bytes of a checkpoint.
+        checkpoint_granules,
+        /// Granules of a checkpoint before the compressor's rows, of which it has 4.
+        row_granules,
     }
 }
 
 parameters! {
-    /// Scalars of `csa_rotate_state`.
+    /// Scalars of `csa_rotate_state`, which no step launches.
     RotateStateParams {
         /// Rows to move.
         rows,
@@ -205,7 +205,7 @@ impl RotateStateParams {
 }
 
 parameters! {
-    /// Scalars of `hca_reset_state`.
+    /// Scalars of `hca_reset_state`, which no step launches.
     ResetStateParams {
         /// The slot whose rows are overwritten.
         slot,
@@ -221,38 +221,38 @@ parameters! {
 parameters! {
     /// Scalars of `copy_state`.
     CopyStateParams {
-        /// The direction of the copies: [`Self::SAVE`], [`Self::RESTORE`] or [`Self::SLOT`].
+        /// The direction of the copies: [`Self::PACK`], [`Self::UNPACK`] or [`Self::COPY`].
         mode,
-        /// Pieces of the table, a block each.
+        /// Pieces of the table, a thread block each.
         pieces,
         /// Jobs.
         jobs,
-        /// Slots, not 0; a job that names one beyond them is a fault.
-        slots,
-        /// Units of 256 bytes of the slots' memory, not 0; words beyond them are left out.
-        slot_units,
-        /// Checkpoints; a job that names one beyond them is a fault.
-        checkpoints,
-        /// Units of 256 bytes of a checkpoint; not 0 unless `mode` is [`Self::SLOT`].
-        checkpoint_units,
+        /// Units, which are slots or blocks, not 0; a job that names one beyond them is a fault.
+        units,
+        /// Granules of 256 bytes of the memory of all units, not 0; words beyond them are left out.
+        memory_granules,
+        /// Images; a job that names one beyond them is a fault.
+        images,
+        /// Granules of 256 bytes of an image; not 0 unless `mode` is [`Self::COPY`].
+        image_granules,
     }
 }
 
 impl CopyStateParams {
-    /// From a slot to a checkpoint.
-    pub const SAVE: u32 = 0;
-    /// From a checkpoint to a slot.
-    pub const RESTORE: u32 = 1;
-    /// From a slot to another slot.
-    pub const SLOT: u32 = 2;
+    /// From a unit to an image.
+    pub const PACK: u32 = 0;
+    /// From an image to a unit.
+    pub const UNPACK: u32 = 1;
+    /// From a unit to another unit.
+    pub const COPY: u32 = 2;
     /// Words of a piece: see `state_copy`.
     pub const PIECE: u32 = 8;
-    /// Words of a job: slot; checkpoint, or the slot that is written; the position after the last row of the
-    /// checkpoint; the position after the last row that is copied.
+    /// Words of a job: unit; image, or the unit that is written; the position after the last row of the image; the
+    /// position after the last row that is copied.
     pub const JOB: u32 = 4;
     /// Flag in the last word of a piece, added to the index of its first word: words have 4 bytes, not 16.
     pub const NARROW: u32 = 1 << 31;
-    /// Words of a piece that a block copies.
+    /// Words of a piece that a thread block copies.
     pub const BLOCK_WORDS: u32 = 512;
 }
 

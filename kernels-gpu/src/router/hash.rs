@@ -23,8 +23,9 @@ pub const BLOCK_TOKENS: u32 = THREADS / GROUP;
 #[inline(always)]
 pub unsafe fn hash_router(args: HashRouter) {
     let HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits } = args.params;
-    let thread = thread::block_idx_x() * THREADS + thread::thread_idx_x();
-    let (token, place) = (thread / GROUP, thread % GROUP);
+    // Not the number of the thread in the grid, which is past u32 from 2^29 tokens on.
+    let token = thread::block_idx_x() * BLOCK_TOKENS + thread::thread_idx_x() / GROUP;
+    let place = thread::thread_idx_x() % GROUP;
     // SAFETY: indices are checked before the loads; all lanes reach the collectives.
     unsafe {
         let id = if token < tokens { args.token.load(u64::from(token)) } else { -1 };

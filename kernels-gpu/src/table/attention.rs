@@ -43,14 +43,14 @@ macro_rules! attention_rows {
                 /// `[skipped + tokens, lse_heads]` f32: natural logarithm of the softmax's denominator, the sink included; padding
                 /// and the first rows untouched.
                 lse: mut f32 [end(p.skipped, p.tokens), p.lse_heads],
-                /// `[tokens, groups, pieces, 64, 512]` f32, if a query's keys have several pieces: parts, or halves of parts if
+                /// `[tokens, groups, pieces, 64, 512]` f32, if a query's keys have several pieces: splits, or halves of splits if
                 /// `key_halves` is 2. A group is 64 heads, the last perhaps fewer. The output of each piece, not divided by its
                 /// denominator where it is a half. Heads and channels are in an order of the kernel's own.
-                part_sums: mut f32 align 16 [p.tokens, several(pieces(&p, f), groups(&p)), pieces(&p, f), attention::HEADS, HEAD_DIM],
+                split_out: mut f32 align 16 [p.tokens, several(pieces(&p, f), groups(&p)), pieces(&p, f), attention::HEADS, HEAD_DIM],
                 /// `[tokens, groups, pieces, denominators, 64]` f32, if there are several pieces. Not spread, one value: log2
                 /// of the denominator of the softmax of the piece, without the sink. Spread, two values for each of 8 blocks: for a
-                /// whole part that and an unused one; for half a part the base of its weights and their sum.
-                part_softmax: mut f32 [p.tokens, several(pieces(&p, f), groups(&p)), pieces(&p, f), f.denominators(), attention::HEADS],
+                /// whole split that and an unused one; for half a split the base of its weights and their sum.
+                split_softmax: mut f32 [p.tokens, several(pieces(&p, f), groups(&p)), pieces(&p, f), f.denominators(), attention::HEADS],
                 /// `[tokens, groups, blocks of a cluster]` u32, if there are several pieces: those that are done, which count
                 /// `channel_halves` times where they are not spread; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(pieces(&p, f), groups(&p)), f.cluster()],
@@ -86,22 +86,22 @@ macro_rules! attention_rows {
                     attend_spread_window_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::Short<attention::Window>>,
                 [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Spread(AttendedKeys::List) }] =>
                     attend_spread_list_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::Short<attention::List>>,
-                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::SpreadParts(ManyEntries::List) }] =>
-                    attend_spread_parts_list_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::List>,
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::SpreadSplits(ManyEntries::List) }] =>
+                    attend_spread_splits_list_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::List>,
                 [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Spread(AttendedKeys::All) }] =>
                     attend_spread_all_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::Short<attention::All>>,
-                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::SpreadParts(ManyEntries::All) }] =>
-                    attend_spread_parts_all_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::All>,
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::SpreadSplits(ManyEntries::All) }] =>
+                    attend_spread_splits_all_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::All>,
                 [AttendKernel { format: MainFormat::F32, form: AttendForm::Spread(AttendedKeys::Window) }] =>
                     attend_spread_window_f32: attention::spread::attend::<row::F32Row, attention::Short<attention::Window>>,
                 [AttendKernel { format: MainFormat::F32, form: AttendForm::Spread(AttendedKeys::List) }] =>
                     attend_spread_list_f32: attention::spread::attend::<row::F32Row, attention::Short<attention::List>>,
-                [AttendKernel { format: MainFormat::F32, form: AttendForm::SpreadParts(ManyEntries::List) }] =>
-                    attend_spread_parts_list_f32: attention::spread::attend::<row::F32Row, attention::List>,
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::SpreadSplits(ManyEntries::List) }] =>
+                    attend_spread_splits_list_f32: attention::spread::attend::<row::F32Row, attention::List>,
                 [AttendKernel { format: MainFormat::F32, form: AttendForm::Spread(AttendedKeys::All) }] =>
                     attend_spread_all_f32: attention::spread::attend::<row::F32Row, attention::Short<attention::All>>,
-                [AttendKernel { format: MainFormat::F32, form: AttendForm::SpreadParts(ManyEntries::All) }] =>
-                    attend_spread_parts_all_f32: attention::spread::attend::<row::F32Row, attention::All>,
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::SpreadSplits(ManyEntries::All) }] =>
+                    attend_spread_splits_all_f32: attention::spread::attend::<row::F32Row, attention::All>,
             }
         } }
     };

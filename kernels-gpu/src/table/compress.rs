@@ -34,11 +34,11 @@ macro_rules! compress_rows {
                 entries: mut u16 align 8 [p.capacity, f.channels()];
                 CompressParams
             )
-            { block: 128, min_blocks: 4, shared: compress::overlap::SHARED_BYTES, min_sm: 90,
-              grid: [p.capacity.div_ceil(compress::overlap::records_of_block(f)), 1] }
+            { block: 128, min_blocks: 4, shared: compress::csa::SHARED_BYTES, min_sm: 90,
+              grid: [p.capacity.div_ceil(compress::csa::records_of_block(f)), 1] }
             bodies {
-                [CsaCompressor::Main] => compress_csa: compress::overlap::main,
-                [CsaCompressor::Index] => compress_index: compress::overlap::index,
+                [CsaCompressor::Main] => compress_csa: compress::csa::entries,
+                [CsaCompressor::Index] => compress_index: compress::csa::keys,
             }
 
             CompressHca<()> |p, f|

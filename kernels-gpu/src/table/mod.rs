@@ -218,13 +218,13 @@ const fn equal(a: &[u8], b: &[u8]) -> bool {
 
 /// Most bytes of shared memory that a block may have on sm_90, sm_100, sm_103 and sm_110; opening a GPU with less is refused (CUDA C++ Programming Guide, table
 /// "Technical Specifications per Compute Capability").
-const MOST_SHARED: u32 = 227 * 1024;
+const MAX_SHARED: u32 = 227 * 1024;
 
 const _: () = {
     let mut i = 0;
     while i < KERNELS.len() {
         assert!(KERNELS[i].block.is_multiple_of(32) && KERNELS[i].block <= 1024);
-        assert!(KERNELS[i].shared <= MOST_SHARED);
+        assert!(KERNELS[i].shared <= MAX_SHARED);
         i += 1;
     }
 };

@@ -1,7 +1,7 @@
 //! Functions for the dimensions and grids of the kernel table.
 
 pub use kv_layout::attention::{
-    AttendForm, AttendKernel, AttendedKeys, MOST_CONSECUTIVE, ManyEntries,
+    AttendForm, AttendKernel, AttendedKeys, MAX_CONSECUTIVE, ManyEntries,
 };
 pub use kv_layout::geometry::{
     BLOCK_TOKENS, CSA_RATIO, CsaCompressor, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM, WINDOW,
@@ -44,7 +44,7 @@ pub const fn groups(p: &AttendParams) -> u32 {
 /// Pieces of a query's keys in a launch of attention.
 #[must_use]
 pub const fn pieces(p: &AttendParams, f: AttendKernel) -> u32 {
-    f.pieces(p.parts, p.key_halves)
+    f.pieces(p.num_splits, p.key_halves)
 }
 
 /// Blocks of a launch of attention in the first dimension of its grid. Where a work item has one cluster or block, those of the groups of
@@ -53,12 +53,11 @@ pub const fn pieces(p: &AttendParams, f: AttendKernel) -> u32 {
 pub fn attend_blocks(p: &AttendParams, f: AttendKernel) -> u32 {
     let pieces = p.tokens.saturating_mul(pieces(p, f));
     match f.form {
-        AttendForm::Consecutive => {
-            p.tokens.div_ceil(p.queries_per_block.clamp(1, MOST_CONSECUTIVE))
-        }
-        AttendForm::Spread(_) | AttendForm::SpreadParts(_) => pieces.saturating_mul(f.cluster()),
+        AttendForm::Consecutive => p.tokens.div_ceil(p.queries_per_block.clamp(1, MAX_CONSECUTIVE)),
+        AttendForm::Spread(_) | AttendForm::SpreadSplits(_) => pieces.saturating_mul(f.cluster()),
         AttendForm::Whole(_) => {
-            let blocks = groups(p).saturating_mul(p.channel_halves).saturating_mul(p.split);
+            let blocks =
+                groups(p).saturating_mul(p.channel_halves).saturating_mul(p.blocks_per_split);
             pieces.saturating_mul(blocks).div_ceil(f.cluster()).saturating_mul(f.cluster())
         }
     }

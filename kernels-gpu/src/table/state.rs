@@ -25,8 +25,8 @@ macro_rules! state_rows {
                 token_checkpoint_row: const i32 [if p.checkpoints > 0 { p.tokens } else { 0 }],
                 /// `[slots, rows of both rings, columns]` f32.
                 state: mut f32 align 16 [p.slots, csa_state_rows(p.ring), 2 * f.channels()],
-                /// `[checkpoints, checkpoint_units, 256]` u8.
-                checkpoints: mut u8 align 16 [p.checkpoints, p.checkpoint_units, 256];
+                /// `[checkpoints, checkpoint_granules, 256]` u8.
+                checkpoints: mut u8 align 16 [p.checkpoints, p.checkpoint_granules, 256];
                 WriteStateParams
             )
             { block: compress::state::WRITE_THREADS, min_blocks: 6, shared: 0, min_sm: 90,
@@ -38,7 +38,8 @@ macro_rules! state_rows {
 
             RotateState<()> |p, f|
             "Moves state rows of consecutive positions into another slot's ring, from a slot or \
-             from an image in order of position."
+             from an image in order of position. No step launches it (decision D3): it is for programs that keep state of \
+             their own."
             (
                 /// `[rows, row_words]` u32, the image; not read if the rows come from a slot.
                 image: const u32 align 16 [if p.from == params::RotateStateParams::IMAGE { p.rows } else { 0 }, p.row_words],
@@ -53,7 +54,8 @@ macro_rules! state_rows {
             }
 
             ResetState<()> |p, f|
-            "Overwrites all state rows of a slot with one word."
+            "Overwrites all state rows of a slot with one word. No step launches it (decision D3): it is for programs \
+             that keep state of their own."
             (
                 /// `[slots, slot_rows, row_words]` u32.
                 state: mut u32 align 16 [1 + p.slot, p.slot_rows, p.row_words];
@@ -66,16 +68,17 @@ macro_rules! state_rows {
             }
 
             CopyState<()> |p, f|
-            "Copies the state of requests, of all layers at once: to a checkpoint, from a checkpoint, or to another slot."
+            "Copies slots or blocks, of all layers at once: to a checkpoint or another image, back, or to another slot \
+             or block."
             (
-                /// `[pieces, 8]` u32: which part of a pool each block copies; see `state_copy`.
+                /// `[pieces, 8]` u32: which part of a pool each thread block copies; see `state_copy`.
                 pieces: const u32 align 16 [p.pieces, params::CopyStateParams::PIECE],
-                /// `[jobs, 4]` i32: slot, checkpoint or other slot, end of the checkpoint, end of the copy.
+                /// `[jobs, 4]` i32: unit, image or other unit, end of the image, end of the copy.
                 jobs: const i32 align 16 [p.jobs, params::CopyStateParams::JOB],
-                /// `[slot_units, 256]` u8, the memory in which the pools of all slots lie.
-                slots: mut u8 align 16 [p.slot_units, 256],
-                /// `[checkpoints, checkpoint_units, 256]` u8.
-                checkpoints: mut u8 align 16 [p.checkpoints, p.checkpoint_units, 256],
+                /// `[memory_granules, 256]` u8, the memory in which the pools of all units (slots or blocks) lie.
+                units: mut u8 align 16 [p.memory_granules, 256],
+                /// `[images, image_granules, 256]` u8: checkpoints, or images of whole units.
+                images: mut u8 align 16 [p.images, p.image_granules, 256],
                 /// `[1]` count of jobs refused, by piece.
                 faults: mut u32 [1];
                 CopyStateParams

@@ -19,8 +19,8 @@ macro_rules! window_rows {
                 ring_data: mut u8 align 16 [p.rows, DATA_BYTES],
                 /// `[rows, scale_bytes]` u8, the scale plane.
                 ring_scale: mut u8 align 4 [p.rows, f.scale_bytes() as u32],
-                /// `[checkpoints, checkpoint_units, 256]` u8.
-                checkpoints: mut u8 align 16 [p.checkpoints, p.checkpoint_units, 256],
+                /// `[checkpoints, checkpoint_granules, 256]` u8.
+                checkpoints: mut u8 align 16 [p.checkpoints, p.checkpoint_granules, 256],
                 /// `[1]` count of tokens refused because their row is out of range.
                 faults: mut u32 [1];
                 AppendSwaParams

@@ -13,7 +13,7 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 /// Maximum length of a buffer, in elements: more than the planes of two slots have.
-const MOST: u64 = 1 << 18;
+const MAX_ELEMENTS: u64 = 1 << 18;
 
 /// Largest position of a query, beyond the rows of a ring.
 const POSITIONS: u32 = 252;
@@ -67,7 +67,7 @@ impl Choices<'_> {
             240..248 => right.saturating_sub(1),
             _ => u64::from(self.number()),
         };
-        found.min(MOST)
+        found.min(MAX_ELEMENTS)
     }
 }
 
@@ -247,7 +247,10 @@ impl Paged {
 
     fn tile(&self, case: &mut Case<'_>) -> Buffer<Emulator, bf16> {
         let elements = u64::from(self.count) * u64::from(self.rows) * 512;
-        case.stream.device().allocate("tile", elements.min(4 * MOST)).expect("little memory")
+        case.stream
+            .device()
+            .allocate("tile", elements.min(4 * MAX_ELEMENTS))
+            .expect("little memory")
     }
 }
 

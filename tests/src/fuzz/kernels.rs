@@ -89,9 +89,9 @@ impl Scalars for Attend {
         let of_entries = |value: u32| if kernel.keys() == AttendedKeys::Window { 0 } else { value };
         let first = c.range(0, 2);
         let tokens = c.range(0, 1 + 3 * u32::from(kernel.is_consecutive()));
-        // `parts` may exceed what the keys fill: the clusters of such parts have nothing to do. `most` gives the spread
-        // forms long rows; 640 entries are the most of `AttendForm::Spread`.
-        let most = if let AttendForm::SpreadParts(_) = kernel.form { 1024 } else { 640 };
+        // `num_splits` may exceed what the keys fill: the clusters of such splits have nothing to do. `most` gives the
+        // spread forms long rows; 640 entries are the most of `AttendForm::Spread`.
+        let most = if let AttendForm::SpreadSplits(_) = kernel.form { 1024 } else { 640 };
         AttendParams {
             first,
             tokens,
@@ -99,7 +99,7 @@ impl Scalars for Attend {
             heads,
             lse_heads: c.one_of(&[0, heads]),
             raw_queries: c.one_of(&[0, 1]),
-            parts: if kernel.keys() == AttendedKeys::All { c.one_of(&[1, 2, 3]) } else { 1 },
+            num_splits: if kernel.keys() == AttendedKeys::All { c.one_of(&[1, 2, 3]) } else { 1 },
             ring: c.range(128, 140),
             slots: c.range(0, 2),
             own_rows: c.one_of(&[0, first + tokens]),
@@ -108,7 +108,7 @@ impl Scalars for Attend {
             entries_log2: c.one_of(&[5, 0]),
             max_blocks: of_entries(c.range(1, 4)),
             num_blocks: of_entries(c.range(0, 3)),
-            split: c.one_of(&[1, kernel.keys().blocks()]),
+            blocks_per_split: c.one_of(&[1, kernel.keys().blocks()]),
             channel_halves: c.one_of(&[1, 2]),
             key_halves: c.one_of(&[1, 2]),
             queries_per_block: c.range(0, 3),
@@ -120,7 +120,7 @@ scalars! {
     AppendSwa: |c, _| AppendSwaParams {
         tokens: c.range(0, 9), rows: c.range(0, 300), checkpoints: c.range(0, 3),
         // Checkpoints of one layer: 128 rows of data, then their scales.
-        checkpoint_units: 288 + 4, data_units: 0, scale_units: 288,
+        checkpoint_granules: 288 + 4, data_granules: 0, scale_granules: 288,
     }
     GatherSwa: |c, _| GatherSwaParams {
         first: c.range(0, 3), tokens: c.range(0, 4), ring: c.range(128, 140), slots: c.range(0, 3),
@@ -134,11 +134,11 @@ scalars! {
     }
     CompressHca: |c, _| CompressHcaParams {
         capacity: c.range(0, 3), ring: c.range(2, 7), slots: c.range(0, 2), tokens: c.range(0, 9),
-        part: c.one_of(&[CompressHcaParams::GOING_ON, CompressHcaParams::STARTING]),
+        part: c.one_of(&[CompressHcaParams::CONTINUING, CompressHcaParams::STARTING]),
     }
     WriteState: |c, _| WriteStateParams {
         ring: c.range(4, 8), slots: c.range(0, 2), tokens: c.range(0, 9), checkpoints: c.range(0, 3),
-        checkpoint_units: 64 + 3, image_units: c.range(0, 3),
+        checkpoint_granules: 64 + 3, row_granules: c.range(0, 3),
     }
     RotateState: |c, _| RotateStateParams {
         rows: c.range(0, 8),
@@ -154,9 +154,9 @@ scalars! {
         slot: c.range(0, 2), slot_rows: c.range(0, 9), row_words: c.one_of(&[256, 1024, 1536]), word: u32::MAX,
     }
     CopyState: |c, _| CopyStateParams {
-        mode: c.one_of(&[CopyStateParams::SAVE, CopyStateParams::RESTORE, CopyStateParams::SLOT]),
-        pieces: c.range(0, 5), jobs: c.range(0, 3), slots: c.range(1, 5), slot_units: c.range(1, 40),
-        checkpoints: c.range(1, 5), checkpoint_units: c.range(1, 9),
+        mode: c.one_of(&[CopyStateParams::PACK, CopyStateParams::UNPACK, CopyStateParams::COPY]),
+        pieces: c.range(0, 5), jobs: c.range(0, 3), units: c.range(1, 5), memory_granules: c.range(1, 40),
+        images: c.range(1, 5), image_granules: c.range(1, 9),
     }
     DigestSections: |c, _| DigestParams { sections: c.range(0, 5), words: c.range(0, 9000) }
     FlushCsa: |c, _| FlushParams {

@@ -4,13 +4,13 @@ use dsv4_kv::device::DeviceError;
 
 use super::kernels::{OPERATIONS, Wrong, case};
 
-/// Whether an attention kernel touches nothing of an argument, because it belongs to another set of keys, to parts, or
+/// Whether an attention kernel touches nothing of an argument, because it belongs to another set of keys, to splits, or
 /// to spread queries.
 fn is_unused(kernel: &str, argument: &str) -> bool {
     let of = |keys: &str| kernel.starts_with("attend") && kernel.contains(keys);
     match argument {
         "exchange" => !of("spread"),
-        "part_sums" | "part_softmax" | "arrivals" => !of("attend_all") && !of("spread_parts"),
+        "split_out" | "split_softmax" | "arrivals" => !of("attend_all") && !of("spread_splits"),
         "table" | "entry_data" | "entry_scale" => of("window") || of("consecutive"),
         "selected" => ["window", "consecutive", "all"].into_iter().any(of),
         _ => false,

@@ -104,11 +104,11 @@ fn check_arrivals(arrivals: &[Arrival]) {
     assert!(arrivals.iter().all(|request| request.input > 0 && request.output > 0));
     assert!(arrivals.is_sorted_by(|a, b| a.at_ms <= b.at_ms));
     for request in arrivals {
-        assert!(request.cached_tokens() >= request.input);
+        assert!(request.context_tokens() >= request.input);
         let small = request.shrunk(64.0, 2.0).expect("it does not grow");
         assert!(small.input > 0 && small.output > 0);
         if let Ok(large) = request.shrunk(0.5, 2.0) {
-            assert_eq!(large.cached_tokens(), 2 * (request.input + request.output) - 1);
+            assert_eq!(large.context_tokens(), 2 * (request.input + request.output) - 1);
         }
     }
 }

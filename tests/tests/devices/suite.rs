@@ -93,13 +93,13 @@ suite! {
         every_own_row_can_dominate,
         own_rows_equal_the_oracle,
     }
-    attention::parts {
-        parts_equal_the_oracle,
-        keys_of_every_part_can_dominate,
-        parts_have_the_same_bits_in_every_batch,
-        a_part_may_be_lost_or_nan,
-        raw_queries_and_own_rows_have_parts,
-        parts_without_memory_are_refused,
+    attention::splits {
+        splits_equal_the_oracle,
+        keys_of_every_split_can_dominate,
+        splits_have_the_same_bits_in_every_batch,
+        a_split_may_be_lost_or_nan,
+        raw_queries_and_own_rows_have_splits,
+        splits_without_memory_are_refused,
     }
     attention::consecutive {
         a_chunk_has_the_same_bits,
@@ -342,7 +342,7 @@ suite! {
     step::reuse {
         reuse_equals_computing,
         the_next_turn_goes_on_from_the_answer,
-        a_junction_is_reused_by_the_third,
+        a_branch_point_is_reused_by_the_third,
         the_same_prompt_twice_at_once,
         a_request_goes_on_from_its_own_checkpoint,
         a_save_evicts_what_nobody_uses,

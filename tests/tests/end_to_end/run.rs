@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use dsv4_kv::RequestId;
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::kv_layout::attention::KeySplit;
+use dsv4_kv::kv_layout::attention::KeyCluster;
 use dsv4_kv_model::experts::Choice;
 use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::hyper::Streams;
@@ -170,13 +170,13 @@ impl<B: Backend> Run<B> {
         let limits = EngineLimits {
             requests,
             context: tokens,
-            cached_tokens: requests * tokens.next_multiple_of(128),
-            step_tokens: requests * tokens,
+            max_total_tokens: requests * tokens.next_multiple_of(128),
+            max_step_tokens: requests * tokens,
             max_draft: MAX_DRAFT,
             checkpoints: 0,
             host_bytes: 0,
             event_capacity: 0,
-            attention_split: KeySplit::TwoBlocks,
+            attention_cluster: KeyCluster::TwoBlocks,
         };
         let mut engine =
             Engine::with_attention(device, Arc::clone(&reference.model), limits, reference.place)?;

@@ -107,6 +107,7 @@ mod tests {
         let sources = Sources {
             files: BTreeMap::from([("a.rs".to_owned(), "1".to_owned())]),
             packages: vec!["half 2.7.1".to_owned()],
+            editions: vec!["simt 2024".to_owned()],
         };
         Manifest {
             abi_hash: ABI_HASH,

@@ -29,7 +29,7 @@ pub struct Manifest {
     pub ptxas: Option<String>,
     /// One hash over [`Manifest::sources`].
     pub source_hash: String,
-    /// Hashes of the source files, and versions of the packages.
+    /// Hashes of the source files; versions and features of the packages; editions.
     pub sources: Sources,
     /// One PTX file per target.
     pub targets: Vec<TargetRecord>,

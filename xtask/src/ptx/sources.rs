@@ -1,10 +1,10 @@
-//! Hashes of everything on which the PTX depends: the files of the device crates, and the versions of the packages with
-//! which they are compiled.
+//! Hashes of everything on which the PTX depends: the files of the device crates, their edition, and the versions and
+//! features of the packages with which they are compiled.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -25,8 +25,11 @@ const CRATES: [(&str, &[&str]); 3] = [
 pub struct Sources {
     /// SHA-256 of each file, by its path relative to the workspace root.
     pub files: BTreeMap<String, String>,
-    /// The packages from the registry that the device build uses, as `name version`.
+    /// The packages that the device build uses: those from the registry as `name version features`, and those of this
+    /// workspace as `name features`. Features are often chosen in the workspace's `Cargo.toml`, which is not hashed.
     pub packages: Vec<String>,
+    /// The editions of the device crates, as `name edition`: the workspace's `Cargo.toml` has them, too.
+    pub editions: Vec<String>,
 }
 
 impl Sources {
@@ -40,7 +43,7 @@ impl Sources {
             add_file(&format!("{folder}/Cargo.toml"), &mut files)?;
             add_folder(&format!("{folder}/src"), left_out, &mut files)?;
         }
-        Ok(Self { files, packages: packages()? })
+        Ok(Self { files, packages: packages()?, editions: editions()? })
     }
 
     /// One hash over all files and packages.
@@ -49,8 +52,8 @@ impl Sources {
         for (path, hash) in &self.files {
             text.push_str(&format!("{hash} {path}\n"));
         }
-        for package in &self.packages {
-            text.push_str(&format!("{package}\n"));
+        for line in self.packages.iter().chain(&self.editions) {
+            text.push_str(&format!("{line}\n"));
         }
         sha256(text.as_bytes())
     }
@@ -67,12 +70,14 @@ impl Sources {
         }
         let gone = recorded.files.keys().filter(|path| !self.files.contains_key(*path));
         changes.extend(gone.map(|path| format!("{path} is gone")));
-        if self.packages != recorded.packages {
-            changes.push(format!(
-                "the device packages were [{}] and are [{}]",
-                recorded.packages.join(", "),
-                self.packages.join(", ")
-            ));
+        for (what, now, old) in [
+            ("packages", &self.packages, &recorded.packages),
+            ("editions", &self.editions, &recorded.editions),
+        ] {
+            if now != old {
+                let (old, now) = (old.join("; "), now.join("; "));
+                changes.push(format!("the device {what} were [{old}] and are [{now}]"));
+            }
         }
         changes
     }
@@ -111,31 +116,64 @@ fn add_folder(folder: &str, left_out: &[&str], files: &mut BTreeMap<String, Stri
     Ok(())
 }
 
-/// The registry packages of the device build, sorted. Packages of this workspace are left out, as their files are
-/// hashed.
+/// The packages of the device build with their features, sorted.
 fn packages() -> Result<Vec<String>> {
     let mut command = workspace::cargo();
     command.args(["tree", "--locked", "--package", "kernels-gpu", "--edges", "normal"]);
-    command.args(["--target", "nvptx64-nvidia-cuda", "--prefix", "none", "--format", "{p}"]);
+    command.args(["--target", "nvptx64-nvidia-cuda", "--prefix", "none", "--format", "{p}|{f}"]);
     let output = command.output().context("cannot run cargo tree")?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "cargo tree failed:\n{errors}");
     Ok(parse_tree(&String::from_utf8(output.stdout)?))
 }
 
-/// Reads lines such as `half v2.7.1`, `syn v2.0.1 (*)` and `simt v0.1.0 (/path)`.
+/// Reads lines such as `half v2.7.1|bytemuck,std`, `syn v2.0.1|full (*)` and `simt v0.1.0 (/path)|`. A package of this
+/// workspace has no version: its files are hashed.
 fn parse_tree(text: &str) -> Vec<String> {
-    let mut packages: Vec<String> = text
-        .lines()
-        .filter(|line| !line.contains("(/"))
-        .filter_map(|line| {
-            let mut words = line.split_whitespace();
-            Some(format!("{} {}", words.next()?, words.next()?.trim_start_matches('v')))
-        })
-        .collect();
+    let package = |line: &str| {
+        let (package, features) = line.split_once('|')?;
+        let mut words = package.split_whitespace();
+        let (name, version) = (words.next()?, words.next()?.trim_start_matches('v'));
+        let version = if package.contains("(/") { "" } else { version };
+        let features = features.trim_end_matches("(*)").trim();
+        let words = [name, version, features].into_iter().filter(|word| !word.is_empty());
+        Some(words.collect::<Vec<_>>().join(" "))
+    };
+    let mut packages: Vec<String> = text.lines().filter_map(package).collect();
     packages.sort();
     packages.dedup();
     packages
+}
+
+/// The editions of the device crates, sorted.
+fn editions() -> Result<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        packages: Vec<Package>,
+    }
+    #[derive(Deserialize)]
+    struct Package {
+        name: String,
+        edition: String,
+        manifest_path: PathBuf,
+    }
+    let mut command = workspace::cargo();
+    command.args(["metadata", "--locked", "--no-deps", "--format-version", "1"]);
+    let output = command.output().context("cannot run cargo metadata")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo metadata failed:\n{errors}");
+    let metadata: Metadata =
+        serde_json::from_slice(&output.stdout).context("cannot read cargo's metadata")?;
+    let is_device = |package: &Package| {
+        let manifest = |folder: &str| Path::new(folder).join("Cargo.toml");
+        CRATES.iter().any(|(folder, _)| package.manifest_path.ends_with(manifest(folder)))
+    };
+    let crates = metadata.packages.into_iter().filter(is_device);
+    let mut editions: Vec<_> =
+        crates.map(|Package { name, edition, .. }| format!("{name} {edition}")).collect();
+    ensure!(editions.len() == CRATES.len(), "cargo metadata names {editions:?} as device crates");
+    editions.sort();
+    Ok(editions)
 }
 
 #[cfg(test)]
@@ -146,6 +184,7 @@ mod tests {
         Sources {
             files: files.iter().map(|(path, hash)| (path.to_string(), hash.to_string())).collect(),
             packages: packages.iter().map(ToString::to_string).collect(),
+            editions: vec!["simt 2024".to_owned()],
         }
     }
 
@@ -158,6 +197,14 @@ mod tests {
             (sources(&[("a", "1")], &["half 2.7.1"]), "b is gone"),
             (sources(&[("a", "1"), ("b", "2"), ("c", "3")], &["half 2.7.1"]), "c is new"),
             (sources(&[("a", "1"), ("b", "2")], &["half 2.8.0"]), "half 2.8.0"),
+            (sources(&[("a", "1"), ("b", "2")], &["half 2.7.1 std"]), "half 2.7.1 std"),
+            (
+                Sources {
+                    editions: vec!["simt 2027".to_owned()],
+                    ..sources(&[("a", "1"), ("b", "2")], &["half 2.7.1"])
+                },
+                "the device editions were [simt 2024] and are [simt 2027]",
+            ),
         ] {
             let changes = now.changes_since(&recorded);
             assert_eq!(changes.len(), 1, "{changes:?}");
@@ -185,9 +232,25 @@ mod tests {
     }
 
     #[test]
-    fn path_packages_and_repeats_are_left_out() {
-        let tree =
-            "kernels-gpu v0.1.0 (/w/kernels-gpu)\nhalf v2.7.1\nsyn v2.0.1 (*)\nhalf v2.7.1\n";
-        assert_eq!(parse_tree(tree), ["half 2.7.1", "syn 2.0.1"]);
+    fn packages_have_their_features_once() {
+        let tree = "kernels-gpu v0.1.0 (/w/kernels-gpu)|\nkv-layout v0.1.0 (/w/kv)|config\n\
+            derive v1.0.0 (proc-macro)|\nhalf v2.7.1|a,std\nsyn v2.0.1|full (*)\nhalf v2.7.1|a,std\n";
+        let expected = [
+            "derive 1.0.0",
+            "half 2.7.1 a,std",
+            "kernels-gpu",
+            "kv-layout config",
+            "syn 2.0.1 full",
+        ];
+        assert_eq!(parse_tree(tree), expected);
+    }
+
+    #[test]
+    fn what_the_workspace_chooses_is_there() {
+        let Sources { packages, editions, .. } = Sources::read().expect("they are readable");
+        assert_eq!(editions.len(), CRATES.len());
+        assert!(editions.contains(&"simt 2024".to_owned()), "{editions:?}");
+        let bytemuck = packages.iter().find(|package| package.starts_with("bytemuck "));
+        assert!(bytemuck.is_some_and(|package| package.contains("derive")), "{packages:?}");
     }
 }

@@ -2,8 +2,10 @@
 //! Cases: one token per request, in the middle of a window, at its end, and at random positions; and a token with four
 //! drafts.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
+use dsv4_kv::device::{Backend, Device, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
 use dsv4_kv::step::{CsaInputs, HcaInputs};
@@ -14,21 +16,16 @@ use dsv4_kv::{
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::inputs::repeated;
-use super::projections::Compressor;
+use super::projections::{LayerProjections, Projections};
 use super::timing::{Measurement, measure_replay, nodes_for};
 use super::work::Work;
 
-/// Columns of the widest compressor, a CSA layer's main one.
-const COLUMNS: u64 = 2 * HEAD_DIM as u64;
 /// Requests that are prefilled together, each with about 128 tokens.
 const FILL_REQUESTS: usize = 32;
 /// Tokens of the longest prompt.
 const PROMPT: u32 = 131;
 /// Drafts per request, in cases with drafts.
 const DRAFTS: u32 = 4;
-/// Number of random values; all inputs are slices of repetitions of them.
-const PATTERN: usize = 1 << 22;
 
 pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
     let mut works = Vec::new();
@@ -131,6 +128,30 @@ impl Case {
             }
     }
 
+    /// Bytes of the weights that the step reads: a row of the position bias for each place in a window that a token has,
+    /// and the norms if a window closes.
+    fn weight_bytes(self) -> u64 {
+        let (ratio, bias, norm) = match self.kind {
+            LayerKind::Csa => (CSA_RATIO, 2 * (HEAD_DIM + INDEX_DIM), HEAD_DIM + INDEX_DIM),
+            _ => (HCA_RATIO, HEAD_DIM, HEAD_DIM),
+        };
+        let tokens = self.prompts().into_iter().flat_map(|prompt| prompt..prompt + self.tokens());
+        let places: BTreeSet<u32> = tokens.map(|position| position % ratio).collect();
+        let norm = if places.contains(&(ratio - 1)) { norm } else { 0 };
+        4 * (places.len() as u64 * u64::from(bias) + u64::from(norm))
+    }
+
+    /// Inputs of a step of all requests in `nodes` layers, each with its own, or of one prefill in one layer.
+    pub fn projections<B: Backend>(self, stream: &Stream<B>, nodes: u64) -> Result<Projections<B>> {
+        let (step, fill) = (self.step_tokens(), FILL_REQUESTS as u64 * u64::from(PROMPT));
+        Projections::new(stream, &[(nodes, step), (1, fill)])
+    }
+
+    /// Tokens of the step.
+    pub fn step_tokens(self) -> u64 {
+        u64::from(self.requests * self.tokens())
+    }
+
     pub fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
         let config = CacheConfig {
             max_draft: self.drafts,
@@ -141,7 +162,8 @@ impl Case {
             ..CacheConfig::new(ModelConfig::preset("tiny").context("a preset")?)
         };
         let of_request = |prompt| self.request_bytes(&config, prompt);
-        let bytes = self.prompts().into_iter().map(of_request).sum();
+        let of_requests: u64 = self.prompts().into_iter().map(of_request).sum();
+        let bytes = of_requests + self.weight_bytes();
         let nodes = nodes_for(bytes);
         let layers = vec![self.kind; nodes as usize];
         let model = ModelConfig { layers, mtp_layers: 0, ..config.model.clone() };
@@ -163,19 +185,17 @@ impl Case {
             context: config.max_context,
         };
         let mut cache = KvCacheManager::new(device.clone(), config)?;
-        let step = u64::from(bucket.tokens) * COLUMNS;
-        let fill = FILL_REQUESTS as u64 * u64::from(PROMPT) * COLUMNS;
-        let inputs = Inputs::new(&stream, (nodes * step).max(fill))?;
+        let inputs = self.projections(&stream, nodes)?;
         let ids = (0..self.requests).map(|_| cache.admit()).collect::<Result<Vec<_>, _>>()?;
         let prompts: Vec<_> = ids.into_iter().zip(self.prompts()).collect();
         for prompts in prompts.chunks(FILL_REQUESTS) {
             self.prefill(&mut cache, &stream, &inputs, prompts)?;
         }
-        let retained = vec![inputs.values.memory(), inputs.window_kv.memory()];
+        let retained = inputs.memory().to_vec();
         let graph = cache.capture(&stream, &bucket, retained, |layers| {
             let ids = layers.layer_kinds();
             ids.zip(0..).try_for_each(|((layer, _), node)| {
-                self.run_layer(layers, layer, &inputs, node * step)
+                self.run_layer(layers, layer, &inputs.layer(node, self.step_tokens()))
             })
         })?;
         let tokens = self.tokens();
@@ -195,28 +215,28 @@ impl Case {
         self,
         cache: &mut KvCacheManager<B>,
         stream: &Stream<B>,
-        inputs: &Inputs<B>,
+        inputs: &Projections<B>,
         prompts: &[(RequestId, u32)],
     ) -> Result<(), KvError> {
         let part = |&(id, tokens): &(RequestId, u32)| StepRequest { id, start: 0, tokens };
         let parts: Vec<_> = prompts.iter().map(part).collect();
+        let tokens = parts.iter().map(|part| u64::from(part.tokens)).sum();
+        let inputs = inputs.layer(0, tokens);
         let mut step = cache.begin_step(stream, Launches::Eager, &parts)?;
         for (layer, _) in step.layer_kinds() {
-            self.run_layer(&mut step, layer, inputs, 0)?;
+            self.run_layer(&mut step, layer, &inputs)?;
         }
         let accept = |&(id, tokens): &(RequestId, u32)| Accepted::count(id, tokens);
         step.commit(&prompts.iter().map(accept).collect::<Vec<_>>())
     }
 
-    /// Queues one layer, whose inputs begin at element `start`.
+    /// Queues one layer.
     fn run_layer<B: Backend>(
         self,
         layers: &mut Layers<'_, B>,
         layer: LayerId,
-        inputs: &Inputs<B>,
-        start: u64,
+        LayerProjections { kv, main, index }: &LayerProjections<B>,
     ) -> Result<(), KvError> {
-        let (kv, [main, index]) = &inputs.at(start);
         let main = main.inputs();
         if self.kind == LayerKind::Csa {
             let index = index.inputs();
@@ -224,36 +244,5 @@ impl Case {
         } else {
             layers.hca(layer)?.update(&HcaInputs { kv, main })?.append()
         }
-    }
-}
-
-/// Random inputs for all nodes.
-struct Inputs<B: Backend> {
-    values: Buffer<B, f32>,
-    window_kv: Buffer<B, bf16>,
-}
-
-impl<B: Backend> Inputs<B> {
-    /// Inputs for nodes whose slices start at elements below `elements`.
-    fn new(stream: &Stream<B>, elements: u64) -> Result<Self> {
-        let mut random = SmallRng::seed_from_u64(1);
-        let pattern: Vec<f32> = (0..PATTERN).map(|_| random.random_range(-3.0..3.0)).collect();
-        // The gates follow the keys in the buffer, and the weights follow the gates.
-        let len = 2 * elements + u64::from(HCA_RATIO * HEAD_DIM) + COLUMNS;
-        let values = repeated(stream, "projections", len, &pattern)?;
-        let window_kv = values.cast()?;
-        Ok(Self { values, window_kv })
-    }
-
-    /// The window rows and the compressors' inputs from element `start`. They extend to the end of the buffers;
-    /// launches use only as much as they need.
-    fn at(&self, start: u64) -> (Buffer<B, bf16>, [Compressor<B>; 2]) {
-        let len = self.values.len();
-        let weights = len - u64::from(HCA_RATIO * HEAD_DIM) - COLUMNS;
-        let from = |start: u64| self.values.slice(start, len - start).expect("inside the inputs");
-        let compressor =
-            || Compressor([from(start), from(weights / 2 + start), from(weights), from(weights)]);
-        let rows = self.window_kv.slice(start, self.window_kv.len() - start);
-        (rows.expect("inside the inputs"), [compressor(), compressor()])
     }
 }

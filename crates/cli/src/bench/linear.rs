@@ -4,7 +4,7 @@
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
-use dsv4_kv::kv_layout::linear::MOST_NARROW_COLUMNS;
+use dsv4_kv::kv_layout::linear::MAX_NARROW_COLUMNS;
 use dsv4_kv_linear::Nvfp4Linear;
 use dsv4_kv_linear::ops::{self, Bf16Weight};
 use half::bf16;
@@ -70,7 +70,7 @@ impl Case {
     fn name(self) -> &'static str {
         match self.kernel {
             Kernel::Nvfp4 => "nvfp4_linear",
-            Kernel::Bf16 if self.columns <= MOST_NARROW_COLUMNS => "bf16_narrow",
+            Kernel::Bf16 if self.columns <= MAX_NARROW_COLUMNS => "bf16_narrow",
             Kernel::Bf16 => "bf16_linear",
         }
     }

@@ -9,13 +9,13 @@ use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::options::{SplitChoice, integer};
+use crate::options::{ClusterChoice, integer};
 
 /// How the weight of the indexer's query projection is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Weight {
-    /// In BF16, as a released checkpoint is loaded.
+    /// In BF16, as a released model is loaded.
     Bf16,
     /// In NVFP4.
     Nvfp4,
@@ -44,9 +44,9 @@ pub struct LoadArgs {
     #[arg(long)]
     pub attention: bool,
 
-    /// For step, with --attention: among how many blocks of a kernel the keys of 64 heads of a query are split.
-    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks, requires = "attention")]
-    pub attention_split: SplitChoice,
+    /// For step, with --attention: how many thread blocks share the keys of one query (64 heads).
+    #[arg(long, value_enum, default_value_t = ClusterChoice::TwoBlocks, requires = "attention")]
+    pub attention_cluster: ClusterChoice,
 
     /// For prefill and checkpoints: tokens of a chunk, 128 to 32768.
     #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = integer(128..=32_768))]

@@ -152,16 +152,19 @@ pub fn run(args: &BenchArgs, given: &ArgMatches) -> Result<Outcome> {
         return Err(InputError::NoReportOfBookkeeping.into());
     }
     let written = args.from.as_deref().map(from::read).transpose()?;
+    let attended = attention::chosen(args.load.only.as_deref().unwrap_or_default())?;
     if args.suite == Suite::Bookkeeping {
         return bookkeeping::run(args.json).map(|()| Outcome::Passed);
     }
-    let file = args.report.as_deref().map(ReportFile::open).transpose()?;
+    let inputs: Vec<_> = args.from.iter().map(|path| ("--from", path.as_path())).collect();
+    let open = |path| ReportFile::open(path, &inputs);
+    let file = args.report.as_deref().map(open).transpose()?;
     let report = match written {
         Some(report) => report,
         None => {
             let device =
                 dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NothingToMeasure)?;
-            measure(&device, args)?
+            measure(&device, args, attended)?
         }
     };
     // If one of the two outputs cannot be written, the other still is.
@@ -175,8 +178,12 @@ pub fn run(args: &BenchArgs, given: &ArgMatches) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Measures the rows of the chosen suite, or of all suites that `all` includes.
-fn measure(device: &CudaDevice, args: &BenchArgs) -> Result<Report> {
+/// Measures the rows of the chosen suite, or of all suites that `all` includes; of attention the cases `attended`.
+fn measure(
+    device: &CudaDevice,
+    args: &BenchArgs,
+    attended: Vec<attention::Case>,
+) -> Result<Report> {
     let BenchArgs { suite, load, .. } = args;
     let is_wanted = |of| [of, Suite::All].contains(suite);
     let kernels = KERNELS.into_iter().filter(|(of, _)| is_wanted(*of));
@@ -184,9 +191,7 @@ fn measure(device: &CudaDevice, args: &BenchArgs) -> Result<Report> {
     let (mut attention, mut steps, mut prefill, mut saves, mut tier) =
         <(Vec<_>, Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
     if is_wanted(Suite::Attention) {
-        let only = load.only.as_deref().unwrap_or_default();
-        let cases = attention::cases().into_iter().filter(|case| case.name().contains(only));
-        attention = Work::each(cases, |of| Ok(vec![attention::measure_case(device, of)?]));
+        attention = Work::each(attended, |of| Ok(vec![attention::measure_case(device, of)?]));
     }
     match suite {
         Suite::Step => steps = Work::each(step::cases(load), |of| step::measure_case(device, of)),

@@ -158,10 +158,10 @@ mod tests {
     }
 
     #[test]
-    fn a_result_from_before_steps_had_a_split_is_read() {
-        const SPLIT: &str = "\"attention_split\": \"two-blocks\"";
-        assert!(RESULT.contains(SPLIT));
-        let before = RESULT.replace(SPLIT, "\"of an older version\": 0");
+    fn a_result_from_before_steps_had_a_cluster_is_read() {
+        const CLUSTER: &str = "\"attention_cluster\": \"two-blocks\"";
+        assert!(RESULT.contains(CLUSTER));
+        let before = RESULT.replace(CLUSTER, "\"of an older version\": 0");
         let [before, now] = [&before, RESULT].map(|result| {
             serde_json::to_value(serde_json::from_str::<Report>(result).expect("a result"))
                 .expect("numbers and words")

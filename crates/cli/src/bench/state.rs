@@ -26,10 +26,10 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
     let mut works = Vec::new();
     for model in ["flash", "pro"] {
         for (direction, jobs) in [
-            (CopyDirection::Save, 1),
-            (CopyDirection::Save, 8),
-            (CopyDirection::Restore, 1),
-            (CopyDirection::Slot, 1),
+            (CopyDirection::Pack, 1),
+            (CopyDirection::Pack, 8),
+            (CopyDirection::Unpack, 1),
+            (CopyDirection::Copy, 1),
         ] {
             let name = format!("{direction:?} {model} {jobs}");
             works.push(Work::row(name, move || copy(device, model, direction, jobs)));
@@ -60,9 +60,9 @@ pub(super) fn copy<B: Backend>(
     let smallest = CacheConfig { max_step_tokens: 1, ..CacheConfig::new(model) };
     let capacity = Capacity::new(&CacheConfig { num_checkpoints: 1, ..smallest.clone() });
     let (what, one) = match direction {
-        CopyDirection::Save => ("save", capacity.checkpoint_bytes),
-        CopyDirection::Restore => ("restore", capacity.checkpoint_bytes),
-        CopyDirection::Slot => ("slot", capacity.slot_bytes),
+        CopyDirection::Pack => ("save", capacity.checkpoint_bytes),
+        CopyDirection::Unpack => ("restore", capacity.checkpoint_bytes),
+        CopyDirection::Copy => ("slot", capacity.slot_bytes),
     };
     // Each byte is read once and written once.
     let bytes = 2 * one * u64::from(jobs);
@@ -72,7 +72,7 @@ pub(super) fn copy<B: Backend>(
     let max_context = config.max_context.min(1024);
     let cache = KvCacheManager::new(device.clone(), CacheConfig { max_context, ..config })?;
     let words = |job: u32| match direction {
-        CopyDirection::Slot => SlotCopy { from: SlotId(job), to: SlotId(all + job) }.words(),
+        CopyDirection::Copy => SlotCopy { from: SlotId(job), to: SlotId(all + job) }.words(),
         _ => {
             let (slot, checkpoint) = (SlotId(job), CheckpointId(job));
             CheckpointCopy { slot, checkpoint, boundary: 1024, end: 1024 }.words()
@@ -83,7 +83,7 @@ pub(super) fn copy<B: Backend>(
     let (words, faults) = (stream.upload_new("jobs", &words)?, device.allocate("faults", 1)?);
     let retained = [cache.memory(), vec![words.memory(), faults.memory()]].concat();
     let graph = cache.into_copied_state(&stream, |arena, checkpoints, slots| {
-        let pieces = if direction == CopyDirection::Slot { slots } else { checkpoints };
+        let pieces = if direction == CopyDirection::Copy { slots } else { checkpoints };
         let launch = |node: u64| {
             let (pieces, jobs_of_node) = (CopyPieces(pieces.0), part(&words, node, nodes));
             let (jobs_of_node, faults) = (&jobs_of_node, &faults);
@@ -141,8 +141,13 @@ pub(super) fn append<B: Backend>(
     let (format, ring) = (MainFormat::default(), swa_ring_rows(1));
     let window = u64::from(WINDOW);
     let number = if saves { tokens / interval } else { 0 };
-    let rows = u64::from(ring) + window * u64::from(number);
-    let bytes = u64::from(tokens) * (2 * u64::from(HEAD_DIM) + 4) + rows * format.row_bytes();
+    let (in_ring, in_checkpoints) = (ring_rows(tokens, ring), saved_rows(tokens, interval));
+    // Only rows that are stored must be read; the row numbers of all tokens are.
+    let is_stored = |(ring, saved): &(&i32, &i32)| **ring >= 0 || (saves && **saved >= 0);
+    let read = in_ring.iter().zip(&in_checkpoints).filter(is_stored).count() as u64;
+    let numbers = u64::from(tokens) * (1 + u64::from(saves));
+    let stored = u64::from(ring.min(tokens)) + window * u64::from(number);
+    let bytes = 4 * numbers + read * 2 * u64::from(HEAD_DIM) + stored * format.row_bytes();
     let nodes = nodes_for(bytes);
     let stream = device.stream()?;
     let plane = |row: u64| device.allocate::<u8>("ring", nodes * u64::from(ring) * row);
@@ -150,8 +155,8 @@ pub(super) fn append<B: Backend>(
     let values: Vec<bf16> = (0..64 * HEAD_DIM).map(|i| bf16::from_f32(i as f32 / 999.0)).collect();
     let rows = nodes * u64::from(tokens * HEAD_DIM);
     let kv = repeated(&stream, "kv rows", rows, &values)?;
-    let row = stream.upload_new("ring rows", &ring_rows(tokens, ring))?;
-    let saved = stream.upload_new("checkpoint rows", &saved_rows(tokens, interval))?;
+    let row = stream.upload_new("ring rows", &in_ring)?;
+    let saved = stream.upload_new("checkpoint rows", &in_checkpoints)?;
     let image = LayerImage { window: [0, window * DATA_BYTES], halves: [0; 2] };
     let checkpoint_bytes = window * format.row_bytes();
     let all = nodes * u64::from(number.max(1)) * checkpoint_bytes;

@@ -52,7 +52,7 @@ const READ_BY: [(&str, &[Suite]); 9] = [
     ("context", &[Suite::Step]),
     ("batch", &[Suite::Step]),
     ("attention", &[Suite::Step]),
-    ("attention_split", &[Suite::Step]),
+    ("attention_cluster", &[Suite::Step]),
     ("chunk", &[Suite::Prefill, Suite::Checkpoints]),
     ("past", &[Suite::Prefill, Suite::Checkpoints, Suite::Tier]),
     ("only", &[Suite::Attention]),

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use dsv4_kv::device::{EmuDevice, EmuOptions};
-use dsv4_kv::kv_layout::attention::KeySplit;
+use dsv4_kv::kv_layout::attention::KeyCluster;
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
@@ -12,10 +12,11 @@ use super::decode::Phase;
 use super::indexer::Node;
 use super::load::{LoadArgs, Weight};
 use super::prefill::{self, Chunk};
+use super::projections::LayerProjections;
 use super::step::{self, Case, Row};
 use super::timing::Measurement;
 use super::{attention, checkpoints, decode, gather, indexer, linear, router, state, swa, tier};
-use crate::options::SplitChoice;
+use crate::options::ClusterChoice;
 
 fn check(measured: &Measurement) {
     assert!(measured.microseconds > 0.0 && measured.copy_microseconds > 0.0, "{measured:?}");
@@ -74,11 +75,17 @@ fn attention_is_measured() {
 #[test]
 fn copies_of_state_are_measured() {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
-    for direction in [CopyDirection::Save, CopyDirection::Restore, CopyDirection::Slot] {
+    for direction in [CopyDirection::Pack, CopyDirection::Unpack, CopyDirection::Copy] {
         check(&state::copy(&device, "tiny", direction, 2).unwrap());
     }
-    for saves in [false, true] {
-        check(&state::append(&device, (512, 256), saves).unwrap());
+    // Rows of 512 BF16 values, stored as 584 bytes: 128 for the ring, and as many for each of two checkpoints, of which
+    // the last has those of the ring. Of every token the number of its row, and with checkpoints of its row there.
+    let ring = 4 * 512 + 128 * (1024 + 584);
+    let saved = 8 * 512 + 256 * 1024 + 384 * 584;
+    for (saves, bytes) in [(false, ring), (true, saved)] {
+        let measured = state::append(&device, (512, 256), saves).unwrap();
+        check(&measured);
+        assert_eq!(measured.bytes, bytes);
     }
 }
 
@@ -92,14 +99,41 @@ fn a_layers_decode_is_measured() {
     ] {
         check(&decode::Case { kind, phase, drafts, requests: 2 }.measure(&device).unwrap());
     }
+    // A window row, and both halves of both compressors from the projections and to the state; and one row of the
+    // position bias, which both requests read.
+    let case = decode::Case { kind: LayerKind::Csa, phase: Phase::Middle, drafts: 0, requests: 2 };
+    let request = 2 * 512 + 584 + 2 * 2 * 8 * (512 + 128);
+    assert_eq!(case.measure(&device).unwrap().bytes, 2 * request + 2 * 4 * (512 + 128));
 }
 
-fn measure_step(requests: u32, attention: Option<SplitChoice>) -> Vec<Row> {
+/// No node of a graph finds inputs of another in the L2 cache, nor those of one compressor for the other.
+#[test]
+fn nodes_of_a_decode_have_inputs_of_their_own() {
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    let stream = device.stream().unwrap();
+    let case = decode::Case { kind: LayerKind::Csa, phase: Phase::Middle, drafts: 2, requests: 2 };
+    let projections = case.projections(&stream, 3).unwrap();
+    let mut spans = Vec::new();
+    for node in 0..3 {
+        let LayerProjections { kv, main, index } = projections.layer(node, case.step_tokens());
+        spans.push((kv.span().address(), kv.bytes()));
+        let inputs = main.0.iter().chain(&index.0);
+        spans.extend(inputs.map(|input| (input.span().address(), input.bytes())));
+    }
+    spans.sort_unstable();
+    assert_eq!(spans.len(), 3 * 9);
+    for pair in spans.windows(2) {
+        let [(start, bytes), (next, _)] = pair else { unreachable!("windows of two") };
+        assert!(*bytes > 0 && start + bytes <= *next, "{spans:?}");
+    }
+}
+
+fn measure_step(requests: u32, attention: Option<ClusterChoice>) -> Vec<Row> {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
     let (model, context, weight) = ("tiny".into(), 256, Weight::Bf16);
-    let (attention, attention_split) = (attention.is_some(), attention.unwrap_or_default());
+    let (attention, attention_cluster) = (attention.is_some(), attention.unwrap_or_default());
     let max_context = context;
-    let case = Case { model, context, max_context, requests, weight, attention, attention_split };
+    let case = Case { model, context, max_context, requests, weight, attention, attention_cluster };
     step::measure_case(&device, &case).unwrap()
 }
 
@@ -128,8 +162,8 @@ fn steps_are_measured_by_kind() {
 
 #[test]
 fn steps_with_attention_in_place_are_measured() {
-    let [rows, one_block] =
-        [SplitChoice::TwoBlocks, SplitChoice::OneBlock].map(|split| measure_step(1, Some(split)));
+    let [rows, one_block] = [ClusterChoice::TwoBlocks, ClusterChoice::OneBlock]
+        .map(|cluster| measure_step(1, Some(cluster)));
     for row in rows.iter().chain(&one_block) {
         let measured = row.measured.as_ref().unwrap();
         let nodes = |name: &&str| {
@@ -149,24 +183,24 @@ fn steps_with_attention_in_place_are_measured() {
 }
 
 #[test]
-fn a_step_has_the_split_that_is_asked_for() {
+fn a_step_has_the_cluster_that_is_asked_for() {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
         load: LoadArgs,
     }
-    for (options, split) in [
-        (["step", "--attention"].as_slice(), KeySplit::default()),
-        (&["step", "--attention", "--attention-split", "two-blocks"], KeySplit::TwoBlocks),
-        (&["step", "--attention", "--attention-split", "one-block"], KeySplit::OneBlock),
+    for (options, cluster) in [
+        (["step", "--attention"].as_slice(), KeyCluster::default()),
+        (&["step", "--attention", "--attention-cluster", "two-blocks"], KeyCluster::TwoBlocks),
+        (&["step", "--attention", "--attention-cluster", "one-block"], KeyCluster::OneBlock),
     ] {
         let cases = step::cases(&Line::try_parse_from(options).unwrap().load);
         assert!(!cases.is_empty());
         for case in cases {
-            assert_eq!(case.config().unwrap().attention_split, split, "{options:?}");
+            assert_eq!(case.config().unwrap().attention_cluster, cluster, "{options:?}");
         }
     }
-    assert!(Line::try_parse_from(["step", "--attention-split", "one-block"]).is_err());
+    assert!(Line::try_parse_from(["step", "--attention-cluster", "one-block"]).is_err());
 }
 
 #[test]

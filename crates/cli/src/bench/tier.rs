@@ -33,7 +33,7 @@ const RUNS: u32 = if SMALL { 1 } else { 5 };
 /// Number of copies alone, and of copies beside decode steps.
 const COPIES: usize = if SMALL { 1 } else { 10 };
 /// Most decode steps that are timed together.
-const MOST_STEPS: u32 = 32;
+const MAX_STEPS: u32 = 32;
 /// The fraction of a transfer's time that the decode steps may take, so that they end before it does.
 const BESIDE: f64 = 0.75;
 
@@ -372,7 +372,7 @@ impl<B: Backend> Setup<B> {
 
 /// How many steps of `one` microseconds fit into `microseconds`; at least one.
 fn steps_within(microseconds: f64, one: f64) -> u32 {
-    ((microseconds / one) as u32).clamp(1, MOST_STEPS)
+    ((microseconds / one) as u32).clamp(1, MAX_STEPS)
 }
 
 /// The rows as a table.
@@ -424,6 +424,6 @@ mod tests {
     fn as_many_steps_are_timed_as_end_before_the_transfer() {
         assert_eq!(steps_within(6300.0, 1000.0), 6);
         assert_eq!(steps_within(300.0, 1000.0), 1);
-        assert_eq!(steps_within(1e9, 1000.0), MOST_STEPS);
+        assert_eq!(steps_within(1e9, 1000.0), MAX_STEPS);
     }
 }

@@ -18,7 +18,7 @@ const EXAMPLES: [(&str, &str); 1] = [(
 
 /// Exit codes.
 const EXITS: [Exit; 4] = [
-    (0, "the request has ended"),
+    (0, "the request has ended, or nobody reads its tokens any more (without --logits)"),
     (1, "a step or the device failed, or a result could not be written"),
     (2, "an option, a file or the model was refused"),
     (130, "SIGINT (Ctrl-C) ended it early; the result is of the tokens until then"),

@@ -5,7 +5,7 @@ use dsv4_kv::device::{Backend, Device};
 use dsv4_kv_model::{AttentionPlace, Model};
 
 use crate::error::InputError;
-use crate::options::SplitChoice;
+use crate::options::ClusterChoice;
 
 /// Where attention runs, and how.
 #[derive(Args, Clone, Copy, Debug)]
@@ -15,11 +15,10 @@ pub struct AttentionArgs {
     #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
     pub attention: AttentionChoice,
 
-    /// Among how many blocks of a kernel attention on the device splits the keys of 64 heads of a query: two-blocks
-    /// takes less time for up to 66 queries of 64 heads in a step, fewer in long contexts, and one-block for more.
-    /// Results differ in their last bits.
-    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks)]
-    pub attention_split: SplitChoice,
+    /// How many thread blocks share the keys of one query (64 heads) in attention on the device. Results differ in
+    /// their last bits.
+    #[arg(long, value_enum, default_value_t = ClusterChoice::TwoBlocks)]
+    pub attention_cluster: ClusterChoice,
 }
 
 /// Where a model's attention is to run.
@@ -37,7 +36,7 @@ impl AttentionArgs {
     /// The chosen place, or the best one for a device and a model.
     ///
     /// # Errors
-    /// [`InputError::SplitOnHost`].
+    /// [`InputError::ClusterOnHost`].
     pub fn place<B: Backend>(
         self,
         device: &Device<B>,
@@ -48,8 +47,8 @@ impl AttentionArgs {
             AttentionChoice::Host => AttentionPlace::Host,
             AttentionChoice::Device => AttentionPlace::Device,
         };
-        if place == AttentionPlace::Host && self.attention_split != SplitChoice::default() {
-            return Err(InputError::SplitOnHost);
+        if place == AttentionPlace::Host && self.attention_cluster != ClusterChoice::default() {
+            return Err(InputError::ClusterOnHost);
         }
         Ok(place)
     }

@@ -1,4 +1,4 @@
-//! Loads a checkpoint's model, with a progress bar; and what is refused when it is set up.
+//! Loads a model, with a progress bar; and what is refused when it is set up.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use dsv4_kv_model_files::ModelFiles;
 use crate::error::InputError;
 use crate::progress;
 
-/// Reads a checkpoint, with a bar of its bytes.
+/// Reads a model's files, with a bar of its bytes.
 ///
 /// # Errors
 /// [`InputError::Model`].

@@ -12,6 +12,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize_to_file};
 
 use crate::error::InputError;
+use crate::output::{self, Input};
 
 /// Logits of tokens that became final, for a file.
 ///
@@ -27,22 +28,26 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// Checks that the file can be written, and creates it if it does not exist.
+    /// Checks that the file can be written, and creates it if it does not exist. `inputs` are the files that the command
+    /// reads.
     ///
     /// # Errors
-    /// [`InputError::Logits`].
-    pub fn open(path: &Path, model: &Model) -> Result<Self, InputError> {
+    /// [`InputError::Logits`]; [`InputError::OutputIsInput`] if it is one of `inputs`.
+    pub fn open(path: &Path, model: &Model, inputs: &[Input<'_>]) -> Result<Self, InputError> {
         let refused = |source| InputError::Logits { path: path.into(), source };
         let mut options = OpenOptions::new();
-        let unfinished = match options.write(true).create_new(true).open(path) {
+        let (file, unfinished) = match options.write(true).create_new(true).open(path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                options.create_new(false).open(path).map(|_| false)
+                (options.create_new(false).open(path), false)
             }
-            made => made.map(|_| true),
+            made => (made, true),
         };
-        let (unfinished, path) = (unfinished.map_err(refused)?, path.into());
+        let file = file.map_err(refused)?;
         let vocabulary = model.config.vocab_size as usize;
-        Ok(Self { path, unfinished, vocabulary, tokens: Vec::new(), logits: Vec::new() })
+        let (tokens, logits) = (Vec::new(), Vec::new());
+        let opened = Self { path: path.into(), unfinished, vocabulary, tokens, logits };
+        output::check_not_read(("--logits", path), &file, inputs)?;
+        Ok(opened)
     }
 
     /// Adds the final tokens of a step.

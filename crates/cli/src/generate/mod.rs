@@ -49,7 +49,7 @@ pub const EMULATED_MEMORY: u64 = 64 << 30;
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     args.check()?;
     let model = Arc::new(load(&args.model)?);
-    let text = Text::of_checkpoint(&args.model, model.config.vocab_size);
+    let text = Text::of_model(&args.model, model.config.vocab_size);
     let tokens = prompt::tokens(args, &text, model.config.vocab_size)?;
     let text = usable(text);
     match args.device.gpu(0)? {
@@ -88,13 +88,17 @@ fn on_device<B: Backend>(
     if args.graphs {
         engine.capture(1, args.draft + 1).map_err(refused_engine)?;
     }
-    let logits = args.logits.as_deref().map(|path| Logits::open(path, &model)).transpose()?;
+    let inputs: Vec<_> =
+        args.prompt_tokens.iter().map(|path| ("--prompt-tokens", path.as_path())).collect();
+    let logits = args.logits.as_deref().map(|path| Logits::open(path, &model, &inputs));
+    let logits = logits.transpose()?;
     let mut console = Console {
         text,
         stream: TextStream::default(),
         end: model.config.eos.clone(),
         written: String::new(),
         print: !args.json,
+        is_read: true,
         interrupt,
         logits,
         failed: None,
@@ -130,13 +134,13 @@ fn limits(args: &GenerateArgs, prompt: &[u32]) -> EngineLimits {
     EngineLimits {
         requests: 1,
         context,
-        cached_tokens: context.next_multiple_of(BLOCK_TOKENS),
-        step_tokens: args.chunk.max(args.draft + 1),
+        max_total_tokens: context.next_multiple_of(BLOCK_TOKENS),
+        max_step_tokens: args.chunk.max(args.draft + 1),
         max_draft: args.draft,
         checkpoints: 0,
         host_bytes: 0,
         event_capacity: 0,
-        attention_split: args.attention.attention_split.into(),
+        attention_cluster: args.attention.attention_cluster.into(),
     }
 }
 
@@ -161,6 +165,8 @@ struct Console {
     end: Vec<u32>,
     written: String,
     print: bool,
+    /// Whether the reader of standard output is still there, as far as was seen.
+    is_read: bool,
     interrupt: Interrupt,
     logits: Option<Logits>,
     failed: Option<anyhow::Error>,
@@ -172,7 +178,7 @@ impl Console {
     fn write(&mut self, part: &str) -> Result<()> {
         self.written.push_str(part);
         if self.print {
-            output::print_part(part)?;
+            self.is_read &= output::print_part(part)?;
         }
         Ok(())
     }
@@ -208,7 +214,8 @@ impl Observer for Console {
             self.bar.finish_and_clear();
         }
         let written = self.write(&part);
-        let goes_on = written.is_ok() && !self.interrupt.is_requested();
+        let is_wanted = self.is_read || self.logits.is_some();
+        let goes_on = written.is_ok() && is_wanted && !self.interrupt.is_requested();
         if let Err(error) = written {
             self.failed = Some(error);
         }

@@ -11,7 +11,7 @@ use super::GenerateArgs;
 use crate::error::InputError;
 
 /// Most bytes of a file of token ids.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// The tokens of the prompt that the options give.
 pub fn tokens(
@@ -38,11 +38,11 @@ fn of_file(path: &Path, vocabulary: u32) -> Result<Vec<u32>, InputError> {
     // The length of a pipe or a device is known only at its end.
     let mut content = String::new();
     let read =
-        File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut content));
+        File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut content));
     read.map_err(|error| refused(error.to_string()))?;
-    if content.len() as u64 > MOST_BYTES {
+    if content.len() as u64 > MAX_BYTES {
         return Err(refused(format!(
-            "it has more than {MOST_BYTES} bytes; so many are read at most"
+            "it has more than {MAX_BYTES} bytes; so many are read at most"
         )));
     }
     let content = content.trim();
@@ -96,6 +96,6 @@ mod tests {
     fn a_device_without_an_end_is_refused() {
         let refused = of_file(Path::new("/dev/zero"), 301).expect_err("it has no end");
         let InputError::PromptTokens { reason, .. } = refused else { panic!("{refused}") };
-        assert!(reason.contains(&MOST_BYTES.to_string()), "{reason}");
+        assert!(reason.contains(&MAX_BYTES.to_string()), "{reason}");
     }
 }

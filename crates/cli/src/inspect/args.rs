@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use clap::Args;
 
 use crate::device::DeviceChoice;
-use crate::options::{SplitChoice, integer, number, seed};
+use crate::options::{ClusterChoice, integer, number, seed};
 use crate::outcome::{Exit, after_help};
 use crate::replay::args::{Execution, INDEXER_MEMORY, Payloads, ReplayArgs};
 
@@ -15,7 +15,7 @@ const MEMORY: ByteSize = ByteSize::mib(512);
 /// Request slots.
 const SLOTS: u32 = 8;
 /// Most requests of the load.
-const MOST: u32 = 64;
+const MAX_REQUESTS: u32 = 64;
 
 /// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 2] = [
@@ -46,7 +46,7 @@ pub struct InspectArgs {
     trace: Option<PathBuf>,
 
     /// Requests of the load, 1 to 64.
-    #[arg(long, value_name = "N", default_value_t = 6, value_parser = integer(1..=MOST))]
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = integer(1..=MAX_REQUESTS))]
     requests: u32,
 
     /// Divisor of lengths and of times between arrivals, 0.001 to 1000000.
@@ -88,7 +88,7 @@ impl InspectArgs {
             execute: Execution::Full,
             verify: Some(0),
             attend: Some(false),
-            attention_split: SplitChoice::TwoBlocks,
+            attention_cluster: ClusterChoice::TwoBlocks,
             indexer_memory: INDEXER_MEMORY,
             no_reuse: false,
             checkpoints: None,
@@ -99,7 +99,7 @@ impl InspectArgs {
             peer: None,
             peer_memory: None,
             max_requests: Some(SLOTS),
-            token_budget: None,
+            max_step_tokens: None,
             step_ms: 33.0,
             token_rate: 8192.0,
             seed: self.seed,

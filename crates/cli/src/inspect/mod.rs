@@ -76,12 +76,12 @@ fn inspect(args: &InspectArgs) -> Result<Report> {
 fn chosen(args: &InspectArgs, setup: &Setup) -> Result<usize, InputError> {
     let most = setup.limits().most_tokens();
     let Some(request) = args.request else {
-        let runs = |of: &Request| of.arrival.output > 1 && of.arrival.cached_tokens() <= most;
+        let runs = |of: &Request| of.arrival.output > 1 && of.arrival.context_tokens() <= most;
         return setup.load.iter().rposition(runs).ok_or(InputError::NothingToInspect);
     };
     let (request, requests) = (request as usize, setup.load.len());
     let refused = InputError::NoSuchRequest { request, requests };
-    let tokens = setup.load.get(request).ok_or(refused)?.arrival.cached_tokens();
+    let tokens = setup.load.get(request).ok_or(refused)?.arrival.context_tokens();
     if tokens > most {
         return Err(InputError::NeverFits { request, tokens, most });
     }

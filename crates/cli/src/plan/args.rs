@@ -34,7 +34,7 @@ const EXITS: [Exit; 3] = [
 #[derive(Args, Debug)]
 #[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct PlanArgs {
-    /// flash, pro, tiny, or the path of a checkpoint's config.json.
+    /// flash, pro, tiny, or the path of a model's config.json.
     #[arg(long, value_name = "NAME|FILE")]
     pub model: String,
 

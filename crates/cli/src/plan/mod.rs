@@ -56,6 +56,9 @@ fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
     let plan = Plan { args, memory, config, indexer };
     let without = plan.sized(0, 0);
     let host_bytes = args.host_cache.as_u64();
+    if host_bytes > 0 && args.checkpoints == Some(0) {
+        return Err(InputError::HostWithoutCheckpoints { size: args.host_cache });
+    }
     let wanted = match (args.checkpoints, &without.1) {
         (Some(checkpoints), _) => checkpoints,
         (None, Ok(without)) => share::checkpoints(without),

@@ -8,7 +8,7 @@ use dsv4_kv::CacheConfig;
 use dsv4_kv_trace::MAX_REQUESTS;
 
 use crate::device::DeviceChoice;
-use crate::options::{SplitChoice, integer, number, seed, size};
+use crate::options::{ClusterChoice, integer, number, seed, size};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -30,7 +30,10 @@ const EXAMPLES: [(&str, &str); 3] = [
 /// How it ends.
 const EXITS: [Exit; 4] = [
     (0, "the load is done, and nothing was wrong"),
-    (1, "a mismatch was found, a step or the device failed, or a result could not be written"),
+    (
+        1,
+        "a mismatch was found, no request ran or none was verified, a step or the device failed, or a result could not be written",
+    ),
     (2, "an option, a file or a model was refused, or the cache does not fit"),
     (
         130,
@@ -56,7 +59,7 @@ pub const ARRIVAL_MEMORY: ByteSize = ByteSize::gib(1);
 ///
 /// Prompts reuse what earlier ones with the same first tokens have computed: token ids are made from a trace's
 /// hash_ids, each of which stands for 512 tokens (divided by --shrink), and prompts are admitted with them.
-/// Checkpoints are placed and evicted as the cache does by itself, but for those of answers, which no other prompt of
+/// Checkpoints are placed and evicted as the cache does by itself, but for those of outputs, which no other prompt of
 /// a load has. A request is preempted, and computed again, if blocks run out.
 ///
 /// Time is virtual: a step takes `--step-ms`, or longer if it has more tokens than `--token-rate`
@@ -73,7 +76,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// flash, pro, tiny, or the path of a checkpoint's config.json.
+    /// flash, pro, tiny, or the path of a model's config.json.
     /// [default: tiny on the CPU, else flash]
     #[arg(long, value_name = "NAME|FILE")]
     pub model: Option<String>,
@@ -105,10 +108,10 @@ pub struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = Execution::Full)]
     pub execute: Execution,
 
-    /// Requests, sampled at random, that are compared with the reference, 0 to 64. Window rows, entries and indexer
-    /// keys are recomputed from their tokens, reused tokens included. Of one query a step, what it gathers is
-    /// compared in every layer, and the list that the indexer picks in one. [default: 2 on a GPU, 4 on the CPU, 0
-    /// for bookkeeping]
+    /// Requests, sampled at random from those that fit, that are compared with the reference, 0 to 64. Window rows,
+    /// entries and indexer keys are recomputed from their tokens, reused tokens included. Of one query a step, what it
+    /// gathers is compared in every layer, and the list that the indexer picks in one. [default: 2 on a GPU, 4 on the
+    /// CPU, 0 for bookkeeping]
     #[arg(long, value_name = "N", value_parser = integer(0..=64))]
     pub verify: Option<u32>,
 
@@ -118,9 +121,9 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub attend: Option<bool>,
 
-    /// With --attend: among how many blocks of a kernel the keys of 64 heads of a query are split.
-    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks)]
-    pub attention_split: SplitChoice,
+    /// With --attend: how many thread blocks share the keys of one query (64 heads).
+    #[arg(long, value_enum, default_value_t = ClusterChoice::TwoBlocks)]
+    pub attention_cluster: ClusterChoice,
 
     /// Memory of the indexer's workspace, as in 16MiB, at most 1PiB; queries that do not fit into it
     /// at once are scored in several batches.
@@ -173,7 +176,7 @@ pub struct ReplayArgs {
     /// Maximum number of tokens of a step, 1 to 1048576.
     /// [default: 8192, 256 on the CPU]
     #[arg(long, value_name = "TOKENS", value_parser = integer(1..=1 << 20))]
-    pub token_budget: Option<u32>,
+    pub max_step_tokens: Option<u32>,
 
     /// Minimum virtual time of a step, in milliseconds, 0.001 to 3600000.
     #[arg(long, value_name = "MS", default_value_t = 33.0, value_parser = number(1e-3..=3.6e6))]

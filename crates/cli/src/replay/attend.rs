@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal};
 
 use super::kept::Shape;
-use super::select::MOST_QUERIES;
+use super::select::MAX_QUERIES;
 
 /// Number of heads of a sampled query whose results are recomputed.
 pub const CHECKED: u32 = 2;
@@ -26,7 +26,7 @@ pub fn results(heads: u32) -> Shape {
 
 /// Elements of the pool of heads, and of the results of a batch.
 fn elements(heads: u32) -> [u64; 2] {
-    let batch = MOST_QUERIES * heads;
+    let batch = MAX_QUERIES * heads;
     [STARTS + batch, batch].map(|rows| u64::from(rows) * u64::from(HEAD_DIM))
 }
 
@@ -94,7 +94,7 @@ pub struct Head<'a> {
 pub struct Attend<B: Backend> {
     pool: Buffer<B, bf16>,
     sinks: Buffer<B, f32>,
-    /// `[MOST_QUERIES, heads, 512]`: results of the current batch.
+    /// `[MAX_QUERIES, heads, 512]`: results of the current batch.
     pub out: Buffer<B, bf16>,
     /// Number of heads of a query.
     pub heads: u32,

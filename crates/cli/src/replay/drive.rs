@@ -134,7 +134,7 @@ impl<'l, E: Execute> Drive<'l, E> {
     pub fn admit(&mut self) -> Result<()> {
         let arrived = |request: &&Request| request.arrival.at_ms <= self.clock.now_ms();
         for Request { arrival, .. } in self.load[self.next..].iter().take_while(arrived) {
-            let tokens = arrival.cached_tokens();
+            let tokens = arrival.context_tokens();
             let blocks = self.cache.ledger().blocks_of(tokens);
             let index = self.next;
             if self.scheduler.submit(Job { index, input: arrival.input, tokens, blocks }) {
@@ -294,7 +294,7 @@ impl<'l, E: Execute> Drive<'l, E> {
             self.latency.finish(index, output);
         }
         let of_load = finished.iter().filter_map(|&index| self.load.get(index));
-        self.ended += of_load.map(|of| u64::from(of.arrival.cached_tokens())).sum::<u64>();
+        self.ended += of_load.map(|of| u64::from(of.arrival.context_tokens())).sum::<u64>();
         finished.into_iter().try_for_each(|index| self.release(index))
     }
 
@@ -414,7 +414,7 @@ mod tests {
         let request = |output: u32, id: u64| request(600, output, id);
         let load = [request(2, 1), request(40, 1), request(40, 1), request(3, 5)];
         let drive = run(&load, 4);
-        let all = load.iter().map(|request| u64::from(request.arrival.cached_tokens()));
+        let all = load.iter().map(|request| u64::from(request.arrival.context_tokens()));
         assert_eq!(drive.done(), all.sum::<u64>());
         let replayed = drive.end(false).expect("nothing to check");
         assert_eq!((replayed.finished, replayed.preempted), (4, 1));

@@ -120,7 +120,7 @@ impl Bookkeeping {
 impl Bookkeeping {
     /// Enters a request that was computed in another process.
     pub fn arrive(&mut self, at: Positions) -> Result<RequestId> {
-        Ok(self.ledger.arrive(at)?)
+        Ok(self.ledger.admit_imported(at)?)
     }
 }
 

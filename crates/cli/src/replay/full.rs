@@ -237,7 +237,7 @@ mod tests {
         )
         .expect("a size");
         let working = working_bytes(&config, Some(&indexer), 1, heads);
-        let left = memory - working - dsv4_kv::transfer::port_bytes(&config);
+        let left = memory - working - dsv4_kv::transfer::transfer_staging_bytes(&config);
         let config = config.with_memory(left).expect("a block and two slots");
         let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });
         let cache = Full::new(device, config, Some(&indexer), 5, vec![sample], (queries, heads));
@@ -311,16 +311,16 @@ mod tests {
         let id = source.admit(0, Some(&tokens[..130])).expect("a slot is free").0;
         let prefill = [StepRequest { id, start: 0, tokens: 130 }];
         source.step(&prefill, &tokens[..130]).expect("prefill");
-        let mut port = source.cache().open_port().expect("there is memory");
+        let mut staging = source.cache().new_transfer_staging().expect("there is memory");
         let (cache, stream) = source.parts();
-        let mut export = cache.export(stream, &mut port, id).expect("it is between steps");
+        let mut export = cache.export(stream, &mut staging, id).expect("it is between steps");
         let at = export.positions();
         let mut payload = vec![0; export.layout().bytes(at) as usize];
         export.all(&mut payload).expect("the device works");
         spoil(&mut payload);
-        let mut port = target.cache().open_port().expect("there is memory");
+        let mut staging = target.cache().new_transfer_staging().expect("there is memory");
         let enter = |cache: &mut KvCacheManager<_>, stream: &Stream<_>| {
-            Ok(cache.import(stream, &mut port, (at, &payload))?)
+            Ok(cache.import(stream, &mut staging, (at, &payload))?)
         };
         let moved = target.arrive(0, (&tokens[..130], 0), enter).expect("a slot is free");
         let decode = [StepRequest { id: moved, start: 130, tokens: 1 }];

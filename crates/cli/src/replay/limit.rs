@@ -60,14 +60,14 @@ pub struct Limit {
     pub idle_slots: f64,
     /// Share of the steps that had as many tokens as a step may have.
     pub full_steps: f64,
-    /// The same in words, with what to set, what limited most steps first.
+    /// The same in words, with what to set: what limited most steps first, and requests that were rejected last.
     pub advice: Vec<String>,
 }
 
 impl Limit {
-    /// The limits of a load, from `shortages` in a cache of `limits`. With `balanced` slots, slots and blocks would
-    /// suffice for the same number of requests of the load's mean length.
-    pub fn new(shortages: &Shortages, limits: Limits, balanced: u32) -> Self {
+    /// The limits of a load, from `shortages` in a cache of `limits`, which `rejected` requests did not fit. With
+    /// `balanced` slots, slots and blocks would suffice for the same number of requests of the load's mean length.
+    pub fn new(shortages: &Shortages, limits: Limits, balanced: u32, rejected: u64) -> Self {
         let share = |count: u64, of: u64| count as f64 / of.max(1) as f64;
         let mean = |sum: f64, of: u64| sum / of.max(1) as f64;
         let Shortages { steps, no_slot, no_blocks, full, idle_blocks, idle_slots } = *shortages;
@@ -86,7 +86,7 @@ impl Limit {
         ];
         told.sort_by(|a, b| b.0.total_cmp(&a.0));
         let told = told.into_iter().filter(|(share, _)| *share >= FEW).map(|(_, text)| text);
-        limit.advice = told.collect();
+        limit.advice = told.chain((rejected > 0).then(|| of_rejected(rejected, limits))).collect();
         if limit.advice.is_empty() {
             limit
                 .advice
@@ -97,7 +97,7 @@ impl Limit {
 
     fn of_step_tokens(&self, Limits { step_tokens, .. }: Limits) -> String {
         format!(
-            "step tokens: {} of the steps had all {step_tokens}; only more of them (--token-budget) compute prompts sooner",
+            "step tokens: {} of the steps had all {step_tokens}; only more of them (--max-step-tokens) compute prompts sooner",
             percent(self.full_steps)
         )
     }
@@ -129,6 +129,19 @@ impl Limit {
     }
 }
 
+/// What to set for requests that no empty cache of `limits` holds.
+fn of_rejected(rejected: u64, limits: Limits) -> String {
+    let most = limits.most_tokens();
+    let advice = if most < limits.context {
+        "give it more memory (--gpu-mem), or divide their lengths (--shrink)"
+    } else {
+        "the model has no longer context, so divide their lengths (--shrink)"
+    };
+    format!(
+        "length: {rejected} requests need more than {most} tokens, all that one can have; {advice}"
+    )
+}
+
 fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
@@ -144,7 +157,7 @@ mod tests {
         for &(waits_for, blocks, slots, is_full) in steps {
             shortages.step(waits_for, (blocks, slots), is_full);
         }
-        Limit::new(&shortages, LIMITS, balanced)
+        Limit::new(&shortages, LIMITS, balanced, 0)
     }
 
     #[test]

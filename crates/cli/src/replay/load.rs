@@ -44,7 +44,7 @@ pub struct Request {
 
 /// Tokens of prompts and answers of all requests, as a cache holds them.
 pub fn tokens(load: &[Request]) -> u64 {
-    load.iter().map(|request| u64::from(request.arrival.cached_tokens())).sum()
+    load.iter().map(|request| u64::from(request.arrival.context_tokens())).sum()
 }
 
 /// The synthetic load: endless, and the same for the same seed.

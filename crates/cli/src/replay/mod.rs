@@ -53,6 +53,7 @@ mod verification;
 mod verify;
 mod watch;
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -81,7 +82,10 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
         decode_for(place, &setup, &Interrupt::listen()?)?;
         return Ok(Outcome::Passed);
     }
-    let report = args.report.as_deref().map(ReportFile::open).transpose()?;
+    let trace = args.trace.as_deref().map(|path| ("--trace", path));
+    let model = args.model.as_deref().map(|name| ("--model", Path::new(name)));
+    let inputs: Vec<_> = trace.into_iter().chain(model).collect();
+    let report = args.report.as_deref().map(|path| ReportFile::open(path, &inputs)).transpose()?;
     let place = Place::choose(args)?;
     let setup = Setup::new(args, &place)?;
     note_unknown_prompts(args, &setup.load);
@@ -110,11 +114,16 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
     for example in &summary.mismatch_examples {
         output::note(format_args!("mismatch: {example}"));
     }
+    let nothing = summary.nothing_shown(setup.sample.len());
+    if let Some(why) = &nothing {
+        output::note(why);
+    }
     printed?;
     reported?;
     Ok(match (summary.mismatches, replayed.interrupted) {
         (1.., _) => Outcome::Mismatch,
         (0, true) => Outcome::Interrupted,
+        (0, false) if nothing.is_some() => Outcome::Mismatch,
         (0, false) => Outcome::Passed,
     })
 }

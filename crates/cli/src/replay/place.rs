@@ -24,8 +24,8 @@ pub struct Defaults {
     pub model: &'static str,
     /// Bytes of memory.
     pub memory: u64,
-    /// Most tokens of a step.
-    pub token_budget: u32,
+    /// Maximum number of tokens of a step.
+    pub max_step_tokens: u32,
     /// Requests of the synthetic load.
     pub requests: u32,
     /// Divisor of the synthetic load.
@@ -89,7 +89,7 @@ impl Place {
         let gpu = Defaults {
             model: "flash",
             memory: 64 << 30,
-            token_budget: 8192,
+            max_step_tokens: 8192,
             requests: 32,
             shrink: 4.0,
             verify: 2,
@@ -101,7 +101,7 @@ impl Place {
             Self::Cpu => Defaults {
                 model: "tiny",
                 memory: 8 << 30,
-                token_budget: 256,
+                max_step_tokens: 256,
                 requests: 12,
                 shrink: 128.0,
                 verify: 4,

@@ -35,19 +35,19 @@ pub struct Reuse {
     /// The prefix tree had them, behind the last checkpoint.
     pub no_checkpoint: u64,
     /// They were evicted, as far as that is remembered.
-    pub evicted: u64,
+    pub missed_by_eviction: u64,
     /// Another salt, adapter or model had their first block, which these are; never in a replay.
     pub other_root: u64,
     /// Behind the last block that leaves a token to compute.
-    pub partial: u64,
+    pub tail: u64,
     /// Nobody had them.
-    pub diverged: u64,
+    pub never_seen: u64,
     /// Their request needs more than half of all blocks, and shares none.
     pub too_long: u64,
     /// Prompts that went on from a checkpoint at the end of a prompt.
     pub hits_at_prompt: u64,
     /// From one where two prompts part.
-    pub hits_at_junction: u64,
+    pub hits_at_branch: u64,
     /// From one at an interval.
     pub hits_at_interval: u64,
     /// From one at the end of an answer.
@@ -81,13 +81,13 @@ impl Reuse {
             hits: stats.hits,
             prompt_tokens,
             no_checkpoint: stats.no_checkpoint,
-            evicted: stats.evicted,
+            missed_by_eviction: stats.missed_by_eviction,
             other_root: stats.other_root,
-            partial: stats.partial,
-            diverged: stats.diverged,
+            tail: stats.tail,
+            never_seen: stats.never_seen,
             too_long: too_long.tokens,
             hits_at_prompt: hits(Origin::Prompt),
-            hits_at_junction: hits(Origin::Junction),
+            hits_at_branch: hits(Origin::Branch),
             hits_at_interval: hits(Origin::Interval),
             hits_at_output: hits(Origin::Output),
             evicted_blocks: stats.evicted_blocks,
@@ -100,8 +100,10 @@ impl Reuse {
 
     /// The rows of the table.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
-        let Self { hit_ratio, prompts, hits, prompt_tokens, no_checkpoint, evicted, .. } = self;
-        let Self { partial, diverged, too_long, hits_at_prompt, hits_at_junction, .. } = self;
+        let Self {
+            hit_ratio, prompts, hits, prompt_tokens, no_checkpoint, missed_by_eviction, ..
+        } = self;
+        let Self { tail, never_seen, too_long, hits_at_prompt, hits_at_branch, .. } = self;
         let Self { hits_at_interval, hits_at_output, evicted_blocks, checkpoints, .. } = self;
         let Self { evicted_checkpoints, peak_cached, .. } = self;
         let mut rows = vec![
@@ -109,14 +111,14 @@ impl Reuse {
             (
                 "not reused",
                 format!(
-                    "{diverged} new, {partial} of no whole block, {no_checkpoint} behind a checkpoint, {evicted} evicted, {too_long} too long to share"
+                    "{never_seen} new, {tail} of no whole block, {no_checkpoint} behind a checkpoint, {missed_by_eviction} evicted, {too_long} too long to share"
                 ),
             ),
             ("hits", format!("{hits} of {prompts} prompts")),
             (
                 "",
                 format!(
-                    "{hits_at_prompt} at the end of a prompt, {hits_at_junction} at junctions, {hits_at_interval} at intervals, {hits_at_output} at the end of an answer"
+                    "{hits_at_prompt} at the end of a prompt, {hits_at_branch} at branch points, {hits_at_interval} at intervals, {hits_at_output} at the end of an answer"
                 ),
             ),
             (

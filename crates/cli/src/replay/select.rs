@@ -6,7 +6,7 @@ use dsv4_kv::StepRequest;
 use dsv4_kv::kv_layout::geometry::HCA_RATIO;
 
 /// Most queries in a batch.
-pub const MOST_QUERIES: u32 = 256;
+pub const MAX_QUERIES: u32 = 256;
 
 /// The queries of a step that gather entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Queries {
 /// Consecutive queries of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// The queries, at most [`MOST_QUERIES`].
+    /// The queries, at most [`MAX_QUERIES`].
     pub queries: Range<u32>,
     /// Most entries that a query of the batch sees in an HCA layer; at least 1.
     pub hca_rows: u32,
@@ -54,7 +54,7 @@ pub fn batches(queries: Queries, step: &[StepRequest]) -> Vec<Batch> {
             let hca_rows = ((part.start + query - first + 1) / HCA_RATIO).max(1);
             match batches.last_mut() {
                 Some(Batch { queries, hca_rows: most })
-                    if queries.end == query && queries.len() < MOST_QUERIES as usize =>
+                    if queries.end == query && queries.len() < MAX_QUERIES as usize =>
                 {
                     queries.end += 1;
                     *most = hca_rows.max(*most);
@@ -89,7 +89,7 @@ mod tests {
     fn every_query_is_in_one_batch_and_in_one_tile_that_fits() {
         let batches = batches(Queries::All, &step());
         assert!(batches.iter().flat_map(|batch| batch.queries.clone()).eq(0..701));
-        assert!(batches.iter().all(|batch| batch.queries.len() <= MOST_QUERIES as usize));
+        assert!(batches.iter().all(|batch| batch.queries.len() <= MAX_QUERIES as usize));
         assert_eq!(batches.iter().map(|batch| batch.hca_rows).max(), Some(40_700 / 128));
         for batch in batches {
             let tiles: Vec<_> = batch.tiles(512, 1 << 15).collect();

@@ -62,7 +62,7 @@ impl Service {
             queueing: quantiles(&latency.queueing),
             time_to_first_token: quantiles(&latency.first_token),
             time_per_token: quantiles(&latency.per_token),
-            limit: Limit::new(&replayed.shortages, limits, balanced),
+            limit: Limit::new(&replayed.shortages, limits, balanced, replayed.rejected),
         }
     }
 

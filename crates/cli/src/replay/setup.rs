@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use dsv4_kv::transfer::port_bytes;
+use dsv4_kv::transfer::transfer_staging_bytes;
 use dsv4_kv::{CacheConfig, KvError, WorkspaceSize, capacity};
 use dsv4_kv_trace::TraceReader;
 use rand::SeedableRng;
@@ -15,12 +15,12 @@ use super::clock::Clock;
 use super::load::{self, Request};
 use super::place::{self, Defaults, Place};
 use super::scheduler::Limits;
-use super::select::{MOST_QUERIES, Queries};
+use super::select::{MAX_QUERIES, Queries};
 use super::tensors;
 use crate::device::{self, DeviceChoice};
 use crate::error::InputError;
 use crate::model;
-use crate::options::SplitChoice;
+use crate::options::ClusterChoice;
 use crate::share;
 use crate::texts::Texts;
 
@@ -70,10 +70,10 @@ impl Setup {
             shrink: args.shrink.unwrap_or(shrink),
             time_scale: args.time_scale,
         })?;
-        let sample = sample(args.verify.unwrap_or(defaults.verify), load.len(), args.seed);
+        let verify = args.verify.unwrap_or(defaults.verify).min(load.len() as u32);
         let attends = args.attend.unwrap_or(matches!(place, Place::Cuda(_)));
-        if !attends && args.attention_split != SplitChoice::default() {
-            return Err(InputError::NothingToSplit.into());
+        if !attends && args.attention_cluster != ClusterChoice::default() {
+            return Err(InputError::ClusterWithoutAttention.into());
         }
         let model = args.model.as_deref().unwrap_or(defaults.model);
         let heads = attends.then(|| model::heads(model)).transpose()?;
@@ -82,26 +82,19 @@ impl Setup {
         let memory = args.peer_memory.or(given).unwrap_or(share);
         let smallest = smallest_cache(args, &defaults, &load)?;
         let most = args.indexer_memory.as_u64();
-        let indexer =
-            device::indexer(&smallest, MOST_QUERIES, most).map_err(InputError::Indexer)?;
-        let working = match place {
-            Place::Ledger => 0,
-            _ => {
-                let verified = sample.len() as u32;
-                let own = tensors::working_bytes(&smallest, indexer.as_ref(), verified, heads);
-                let port = args.peers.map_or(0, |_| port_bytes(&smallest));
-                let moving = payloads.map_or(0, |_| (memory / 8).min(args.arrival_memory.as_u64()));
-                own + port + moving
-            }
+        let indexer = device::indexer(&smallest, MAX_QUERIES, most).map_err(InputError::Indexer)?;
+        let beside = Beside {
+            indexer: indexer.as_ref(),
+            verify,
+            heads,
+            moving: payloads.map_or(0, |_| (memory / 8).min(args.arrival_memory.as_u64())),
+            has_peers: args.peers.is_some(),
         };
-        let rounding = match place {
-            Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),
-            _ => 0,
-        };
+        let others = beside.bytes(place, &smallest);
         let host_bytes = args.host_cache.map_or(0, |size| size.as_u64());
         let smallest = CacheConfig { host_bytes, ..smallest };
-        let (config, balanced_slots) =
-            sized_cache(args, &load, &smallest, (memory, working + rounding))?;
+        let (config, balanced_slots) = sized_cache(args, &load, &smallest, (memory, others))?;
+        let sample = sample(verify, &load, limits(&config), args.seed);
         let clock = Clock::new(args.step_ms, args.token_rate);
         let (seed, queries) = (args.seed, (defaults.queries, heads));
         Ok(Self {
@@ -122,11 +115,46 @@ impl Setup {
 
     /// The limits of the cache.
     pub fn limits(&self) -> Limits {
-        Limits {
-            slots: self.config.max_requests,
-            blocks: self.config.num_blocks,
-            context: self.config.max_context,
-            step_tokens: self.config.max_step_tokens,
+        limits(&self.config)
+    }
+}
+
+/// The limits of a cache.
+fn limits(config: &CacheConfig) -> Limits {
+    Limits {
+        slots: config.max_requests,
+        blocks: config.num_blocks,
+        context: config.max_context,
+        step_tokens: config.max_step_tokens,
+    }
+}
+
+/// The buffers of a replay beside its cache.
+struct Beside<'a> {
+    /// The indexer's workspace, if the model has an indexer.
+    indexer: Option<&'a WorkspaceSize>,
+    /// Number of requests to verify.
+    verify: u32,
+    /// Heads that attend.
+    heads: Option<u32>,
+    /// Bytes of payloads in memory of the device.
+    moving: u64,
+    /// Whether requests move between processes.
+    has_peers: bool,
+}
+
+impl Beside<'_> {
+    /// Their bytes for steps of this cache, and what a GPU loses by rounding allocations up.
+    fn bytes(&self, place: &Place, cache: &CacheConfig) -> u64 {
+        let &Self { indexer, verify, heads, moving, has_peers } = self;
+        let own = || {
+            let staging = if has_peers { transfer_staging_bytes(cache) } else { 0 };
+            tensors::working_bytes(cache, indexer, verify, heads) + staging + moving
+        };
+        match place {
+            Place::Ledger => 0,
+            Place::Cpu => own(),
+            Place::Cuda(_) => own() + device::rounding(cache, indexer),
         }
     }
 }
@@ -157,6 +185,17 @@ fn check_bookkeeping(args: &ReplayArgs) -> Result<(), InputError> {
     Ok(())
 }
 
+/// Refuses a host tier for a cache without checkpoints.
+fn check_host_cache(args: &ReplayArgs, wish: Wish) -> Result<(), InputError> {
+    match args.host_cache.filter(|size| size.as_u64() > 0) {
+        Some(size) if args.checkpoints == Some(0) => {
+            Err(InputError::HostWithoutCheckpoints { size })
+        }
+        Some(size) if wish == Wish::Exactly(0) => Err(InputError::HostWithoutPrefixes { size }),
+        _ => Ok(()),
+    }
+}
+
 /// The largest cache in `memory` bytes, of which `others` are used otherwise; and the number of slots that the load's
 /// mean length would give.
 fn sized_cache(
@@ -166,6 +205,7 @@ fn sized_cache(
     (memory, others): (u64, u64),
 ) -> Result<(CacheConfig, u32)> {
     let wish = Wish::of(args, load);
+    check_host_cache(args, wish)?;
     let mean = mean_tokens(load).min(smallest.max_context);
     let most = u32::try_from(load.len()).unwrap_or(u32::MAX).max(1);
     let balanced = Slots::For { tokens: mean, most };
@@ -219,7 +259,7 @@ pub fn load(from: &Loading<'_>) -> Result<(Vec<Request>, Texts), InputError> {
 
 /// Tokens of the longest request.
 pub fn longest(load: &[Request]) -> u32 {
-    load.iter().map(|request| request.arrival.cached_tokens()).max().unwrap_or(1)
+    load.iter().map(|request| request.arrival.context_tokens()).max().unwrap_or(1)
 }
 
 /// Mean number of tokens of a request of the load.
@@ -236,14 +276,14 @@ fn smallest_cache(
     let model = model::resolve(args.model.as_deref().unwrap_or(defaults.model))?;
     let smallest = CacheConfig::new(model);
     // No step has more tokens than the whole load.
-    let tokens = load.iter().map(|request| u64::from(request.arrival.cached_tokens()));
+    let tokens = load.iter().map(|request| u64::from(request.arrival.context_tokens()));
     let all = u32::try_from(tokens.sum::<u64>()).unwrap_or(u32::MAX);
     Ok(CacheConfig {
-        max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget).min(all),
+        max_step_tokens: args.max_step_tokens.unwrap_or(defaults.max_step_tokens).min(all),
         max_context: longest(load).clamp(1, smallest.max_context),
         // No prompt of a load contains an earlier answer, since a trace does not record answers.
         keep_outputs: false,
-        attention_split: args.attention_split.into(),
+        attention_cluster: args.attention_cluster.into(),
         ..smallest
     })
 }
@@ -362,8 +402,13 @@ fn with_share(
     if host_bytes == 0 { with.or(Ok(config)) } else { with }
 }
 
-/// `count` indices below `requests`, sampled at random without repetition.
-fn sample(count: u32, requests: usize, seed: u64) -> Vec<usize> {
+/// Indices of `count` requests of the load, or of fewer if fewer fit into an empty cache of `limits`, sampled at random
+/// without repetition. A request that does not fit is rejected, and nothing of it could be compared.
+fn sample(count: u32, load: &[Request], limits: Limits, seed: u64) -> Vec<usize> {
+    let most = limits.most_tokens();
+    let fit = (0..load.len()).filter(|&index| load[index].arrival.context_tokens() <= most);
+    let fit: Vec<_> = fit.collect();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rand::seq::index::sample(&mut rng, requests, requests.min(count as usize)).into_vec()
+    let drawn = rand::seq::index::sample(&mut rng, fit.len(), fit.len().min(count as usize));
+    drawn.into_iter().map(|index| fit[index]).collect()
 }

@@ -15,7 +15,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
 use super::history::Prefix;
-use super::select::MOST_QUERIES;
+use super::select::MAX_QUERIES;
 
 /// Number of sets of KV rows.
 pub const ROW_SETS: u32 = 4;
@@ -28,9 +28,9 @@ const STARTS: u32 = 1024;
 /// Columns of a row of the f32 pool, as many as the widest tensor has.
 const COLUMNS: u32 = 2 * HEAD_DIM;
 /// Elements of the f32 pool for the queries of a batch: `[256, 64 * 128]`.
-const QUERIES: u32 = MOST_QUERIES * QUERY_HEADS * INDEX_DIM;
+const QUERIES: u32 = MAX_QUERIES * QUERY_HEADS * INDEX_DIM;
 /// Rows of the f32 pool for these queries with their weights (`[256, 64]`): more than for any other tensor.
-const QUERY_ROWS: u32 = (QUERIES + MOST_QUERIES * QUERY_HEADS) / COLUMNS;
+const QUERY_ROWS: u32 = (QUERIES + MAX_QUERIES * QUERY_HEADS) / COLUMNS;
 /// Number of tensors of a layer that begin at their own row: two weights of each of three compressors, and the
 /// indexer's inputs.
 const TENSORS: u64 = 7;
@@ -165,7 +165,7 @@ impl Source {
         WeightOffsets { ape: at(0), norm: at(1) }
     }
 
-    /// Offsets of the indexer's inputs for a batch of up to [`MOST_QUERIES`] queries that begins with query `first`.
+    /// Offsets of the indexer's inputs for a batch of up to [`MAX_QUERIES`] queries that begins with query `first`.
     pub fn query_offsets(&self, step: u64, layer: u32, first: u32) -> QueryOffsets {
         let row = self.start(step, layer, 6) ^ scattered(first.into());
         let query = (row * COLUMNS) as usize;
@@ -243,7 +243,7 @@ mod tests {
         let source = Source::new(3, 5);
         let floats = source.as_floats().len();
         let mut starts = Vec::new();
-        for first in (0..16).map(|batch| batch * MOST_QUERIES) {
+        for first in (0..16).map(|batch| batch * MAX_QUERIES) {
             for step in 0..20 {
                 let QueryOffsets { query, weight } = source.query_offsets(step, 2, first);
                 assert!(query + 256 * 64 * 128 <= weight && weight + 256 * 64 <= floats);

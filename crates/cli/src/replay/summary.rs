@@ -140,6 +140,19 @@ impl Summary {
         }
     }
 
+    /// Why a replay that was not interrupted has shown nothing, with `to_verify` requests to verify: no request ran, or
+    /// none was verified. `None` if it has shown something.
+    pub fn nothing_shown(&self, to_verify: usize) -> Option<String> {
+        match (self.interrupted, self.finished, self.verified_requests) {
+            (true, ..) => None,
+            (false, 0, _) => Some(format!("no request ran, and {} were rejected", self.rejected)),
+            (false, _, 0) if to_verify > 0 => {
+                Some(format!("none of the {to_verify} requests to verify ended"))
+            }
+            (false, ..) => None,
+        }
+    }
+
     /// The rows of the table: name and value.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let kernel = self.kernel_ms.map_or("none ran".into(), |ms| format!("{ms:.1} ms"));

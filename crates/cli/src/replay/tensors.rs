@@ -19,7 +19,7 @@ use dsv4_kv::{
 use super::attend::{self, Attend, HeadSource};
 use super::inputs::{self, Inputs};
 use super::kept::{Gathered, Shape};
-use super::select::{Batch, MOST_QUERIES, Queries, batches};
+use super::select::{Batch, MAX_QUERIES, Queries, batches};
 use super::source::{Source, ValueTensor, shape};
 use super::verify::Verifier;
 use super::watch::{self, Tile, WINDOW_SHAPE, Watch};
@@ -29,7 +29,7 @@ const IN_POOL: &str = "weights and queries lie inside the pool";
 /// Rows of the buffer for gathered tiles.
 const TILE_ROWS: u32 = 1 << 15;
 
-const _: () = assert!(MOST_QUERIES * WINDOW <= TILE_ROWS);
+const _: () = assert!(MAX_QUERIES * WINDOW <= TILE_ROWS);
 
 /// The tensors of a replay's steps, and the sampled requests.
 pub struct Tensors<B: Backend> {
@@ -39,11 +39,11 @@ pub struct Tensors<B: Backend> {
     floats: Buffer<B, f32>,
     /// The indexer's workspace, in a model with CSA layers.
     indexer: Option<IndexerWorkspace<B>>,
-    /// `[MOST_QUERIES, index_topk]`: the lists of a batch.
+    /// `[MAX_QUERIES, index_topk]`: the lists of a batch.
     selected: Buffer<B, i32>,
     /// `[TILE_ROWS, 512]` BF16.
     tile: Buffer<B, bf16>,
-    /// `[MOST_QUERIES]`
+    /// `[MAX_QUERIES]`
     lengths: Buffer<B, i32>,
     /// Heads of the indexer.
     heads: u32,
@@ -70,7 +70,7 @@ pub fn working_bytes(
     heads: Option<u32>,
 ) -> u64 {
     let source = inputs::bytes(config) + 4 * Source::floats();
-    let tile = 2 * u64::from(TILE_ROWS) * u64::from(HEAD_DIM) + 4 * u64::from(MOST_QUERIES);
+    let tile = 2 * u64::from(TILE_ROWS) * u64::from(HEAD_DIM) + 4 * u64::from(MAX_QUERIES);
     let indexer = indexer.map_or(0, |indexer| indexer.bytes) + 4 * selected(config);
     let attend = heads.map_or(0, attend::bytes);
     source + tile + indexer + attend + watch::bytes(config, sample, heads)
@@ -78,7 +78,7 @@ pub fn working_bytes(
 
 /// Number of elements of the lists of the largest batch.
 fn selected(config: &CacheConfig) -> u64 {
-    u64::from(MOST_QUERIES) * u64::from(config.model.index_topk)
+    u64::from(MAX_QUERIES) * u64::from(config.model.index_topk)
 }
 
 /// The tensors of one compressor.
@@ -124,7 +124,7 @@ impl<B: Backend> Tensors<B> {
             floats,
             selected: device.allocate("selected entries", selected(config))?,
             tile: device.allocate("gathered rows", tile)?,
-            lengths: device.allocate("gathered lengths", u64::from(MOST_QUERIES))?,
+            lengths: device.allocate("gathered lengths", u64::from(MAX_QUERIES))?,
             heads: model.index_heads,
             topk: model.index_topk,
             queries,
@@ -214,8 +214,8 @@ impl<B: Backend> Tensors<B> {
     fn gather_windows<K>(&self, updated: &UpdatedLayer<'_, B, K>) -> Result<()> {
         let (tokens, layer) = (updated.tokens(), updated.schema().layer);
         let (tile, lengths) = (&self.tile, &self.lengths);
-        for first in (0..tokens).step_by(MOST_QUERIES as usize) {
-            let queries = first..tokens.min(first + MOST_QUERIES);
+        for first in (0..tokens).step_by(MAX_QUERIES as usize) {
+            let queries = first..tokens.min(first + MAX_QUERIES);
             updated.gather_window(queries.clone(), tile, lengths)?;
             let gathered = Gathered { tile, names: lengths, shape: WINDOW_SHAPE };
             self.watch.keep(Tile::Window, updated.stream(), layer, queries, &gathered)?;

@@ -26,8 +26,8 @@ const EXITS: [Exit; 3] = [
 /// order and memory.
 ///
 /// The prompts go through the cache's prefix tree one after the other: each is matched, inserted and released, then
-/// entries are evicted until the tree fits the pool. Blocks and checkpoints share the pool. Running requests take
-/// no room in it, and transfers to and from host memory take no time. Token ids are made from the trace's hash_ids.
+/// blocks and checkpoints are evicted until the tree fits the pool, which they share. Running requests take no room
+/// in it, and transfers to and from host memory take no time. Token ids are made from the trace's hash_ids.
 #[derive(Args, Debug)]
 #[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct ReuseArgs {
@@ -35,7 +35,7 @@ pub struct ReuseArgs {
     #[arg(long, value_name = "FILE")]
     pub trace: PathBuf,
 
-    /// flash, pro, tiny, or the path of a checkpoint's config.json.
+    /// flash, pro, tiny, or the path of a model's config.json.
     #[arg(long, value_name = "NAME|FILE", default_value = "flash")]
     pub model: String,
 

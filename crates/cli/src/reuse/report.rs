@@ -43,7 +43,7 @@ pub struct Row {
     /// Behind the last checkpoint of what matched.
     no_checkpoint: u64,
     /// Evicted, as far as that is remembered.
-    evicted: u64,
+    missed_by_eviction: u64,
     /// Never there, or behind the last boundary of their prompt.
     new: u64,
     /// Evicted blocks of the pool.
@@ -59,7 +59,8 @@ impl Row {
     pub fn new(case: &'static str, sizes: Sizes, simulated: Simulated) -> Self {
         let Simulated { stats, from_host, traffic: [bytes_to_host, bytes_from_host] } = simulated;
         let ReuseStats { prompts, prompt_tokens, reused, no_checkpoint, .. } = stats;
-        let ReuseStats { evicted, evicted_blocks, diverged, partial, other_root, .. } = stats;
+        let ReuseStats { missed_by_eviction, evicted_blocks, never_seen, tail, other_root, .. } =
+            stats;
         Self {
             pool: sizes.pool,
             host_cache: sizes.host,
@@ -69,8 +70,8 @@ impl Row {
             reused,
             from_host,
             no_checkpoint,
-            evicted,
-            new: diverged + partial + other_root,
+            missed_by_eviction,
+            new: never_seen + tail + other_root,
             evicted_blocks,
             bytes_to_host,
             bytes_from_host,
@@ -105,7 +106,7 @@ impl fmt::Display for Report {
                 share(row.reused),
                 share(row.from_host),
                 share(row.no_checkpoint),
-                share(row.evicted),
+                share(row.missed_by_eviction),
                 share(row.new),
             ]);
         }

@@ -24,19 +24,24 @@ const REMEMBERED: u32 = 1 << 22;
 pub struct Case {
     /// Its name.
     pub name: &'static str,
-    junctions: bool,
+    branch_points: bool,
     interval: bool,
     scored: bool,
 }
 
 /// The compared cases. Each prompt has a checkpoint at its end.
 pub const CASES: [Case; 4] = [
-    Case { name: "end, LRU", junctions: false, interval: false, scored: false },
-    Case { name: "end + junction, LRU", junctions: true, interval: false, scored: false },
-    Case { name: "end + junction + interval, LRU", junctions: true, interval: true, scored: false },
+    Case { name: "end, LRU", branch_points: false, interval: false, scored: false },
+    Case { name: "end + branch point, LRU", branch_points: true, interval: false, scored: false },
     Case {
-        name: "end + junction + interval, scored LRU",
-        junctions: true,
+        name: "end + branch point + interval, LRU",
+        branch_points: true,
+        interval: true,
+        scored: false,
+    },
+    Case {
+        name: "end + branch point + interval, scored LRU",
+        branch_points: true,
         interval: true,
         scored: true,
     },
@@ -106,7 +111,7 @@ impl<P: Policy> Pool<P> {
         blocks: &[[u32; BLOCK]],
         origin: Origin,
     ) -> Result<u64, Foreign> {
-        let mut at = self.tree.refer_to_match(root, blocks);
+        let mut at = self.tree.lock_blocks(root, blocks);
         let kept = self.keep_on(&mut at, blocks, origin)?;
         self.tree.release(at, drop)?;
         Ok(kept)
@@ -141,45 +146,61 @@ impl<P: Policy> Pool<P> {
     }
 }
 
-fn run<'p, P: Policy>(
-    case: Case,
-    sizes: Sizes,
-    prompts: impl Iterator<Item = &'p Prompt>,
-    policy: impl Fn(u64) -> P,
-) -> Result<Simulated, Foreign> {
-    let Sizes { block_bytes, checkpoint_bytes, pool, host, .. } = sizes;
-    let (lease_bytes, remembered, room) = (0, REMEMBERED, 0);
-    let limits = Limits { block_bytes, checkpoint_bytes, lease_bytes, remembered, room };
-    let mut device = Pool::new(limits, pool, policy(pool));
-    // Host memory is divided into units of the size of a block.
-    let checkpoint_bytes = checkpoint_bytes.next_multiple_of(block_bytes);
-    let limits = Limits { checkpoint_bytes, remembered: 0, ..limits };
-    let mut host = (host > 0).then(|| Pool::new(limits, host, policy(host)));
-    let root = RootKey::new(b"", b"", b"");
-    let placement = Placement {
-        block_tokens: BLOCK_TOKENS,
-        junctions: case.junctions,
-        interval: case.interval.then_some(sizes.interval),
-    };
-    let (texts, mut tokens) = (Texts::new(1.0), Vec::new());
-    let mut simulated = Simulated::default();
-    for prompt in prompts {
+/// A simulation under way.
+struct Simulation<P> {
+    device: Pool<P>,
+    /// Host memory, if there is any.
+    host: Option<Pool<P>>,
+    root: RootKey,
+    placement: Placement,
+    texts: Texts,
+    /// Token ids of the last prompt.
+    tokens: Vec<u32>,
+    simulated: Simulated,
+}
+
+impl<P: Policy> Simulation<P> {
+    fn new(case: Case, sizes: Sizes, policy: impl Fn(u64) -> P) -> Self {
+        let Sizes { block_bytes, checkpoint_bytes, pool, host, .. } = sizes;
+        let (lease_bytes, remembered, reserved_blocks) = (0, REMEMBERED, 0);
+        let limits =
+            Limits { block_bytes, checkpoint_bytes, lease_bytes, remembered, reserved_blocks };
+        let device = Pool::new(limits, pool, policy(pool));
+        // Host memory is divided into units of the size of a block.
+        let checkpoint_bytes = checkpoint_bytes.next_multiple_of(block_bytes);
+        let limits = Limits { checkpoint_bytes, remembered: 0, ..limits };
+        let host = (host > 0).then(|| Pool::new(limits, host, policy(host)));
+        let root = RootKey::new(b"", b"", b"");
+        let placement = Placement {
+            block_tokens: BLOCK_TOKENS,
+            branch_points: case.branch_points,
+            interval: case.interval.then_some(sizes.interval),
+        };
+        let (texts, tokens) = (Texts::new(1.0), Vec::new());
+        let simulated = Simulated::default();
+        Self { device, host, root, placement, texts, tokens, simulated }
+    }
+
+    /// Matches, inserts and releases a prompt, then evicts until the contents of each memory fit.
+    fn feed(&mut self, prompt: &Prompt) -> Result<(), Foreign> {
+        let Self { device, host, root, placement, texts, tokens, simulated } = self;
         tokens.clear();
-        texts.push_prompt(&mut tokens, prompt, prompt.tokens);
+        texts.push_prompt(tokens, prompt, prompt.tokens);
+        let tokens: &[u32] = tokens;
         let (blocks, _) = tokens.as_chunks::<BLOCK>();
-        if let Some(host) = &mut host {
-            let found = bring_back(host, &mut device, &root, &tokens)?;
+        if let Some(host) = host {
+            let found = bring_back(host, device, root, tokens)?;
             simulated.from_host += found.0;
             simulated.traffic[1] += found.1;
         }
-        let adopted = device.tree.adopt(&root, &tokens);
-        let used = device.tree.checkpoint(&adopted.reference)?.copied();
-        if let (Some(host), Some(origin)) = (&mut host, used) {
-            let used = &blocks[..adopted.reference.blocks() as usize];
-            simulated.traffic[0] += host.keep(&root, used, origin)?;
+        let found = device.tree.match_and_lock(root, tokens);
+        let used = device.tree.checkpoint(&found.reference)?.copied();
+        if let (Some(host), Some(origin)) = (host.as_mut(), used) {
+            let used = &blocks[..found.reference.blocks() as usize];
+            simulated.traffic[0] += host.keep(root, used, origin)?;
         }
-        let checkpoints = placement.checkpoints(comparable(prompt), adopted.matched);
-        let (mut at, mut done) = (adopted.reference, adopted.reused);
+        let checkpoints = placement.checkpoints(comparable(prompt), found.matched);
+        let (mut at, mut done) = (found.reference, found.reused);
         // A reference to the prompt in host memory. It is extended from checkpoint to checkpoint, since matching from
         // the root each time would take quadratic time.
         let mut host_at = None;
@@ -191,19 +212,30 @@ fn run<'p, P: Policy>(
             let attached = device.tree.attach(&at, at.blocks(), origin, origin).is_ok();
             if let Some(host) = host.as_mut().filter(|_| attached) {
                 let blocks = &blocks[..end_block];
-                let at = host_at.get_or_insert_with(|| host.tree.refer_to_match(&root, blocks));
+                let at = host_at.get_or_insert_with(|| host.tree.lock_blocks(root, blocks));
                 simulated.traffic[0] += host.keep_on(at, blocks, origin)?;
             }
             done = end;
         }
-        if let (Some(host), Some(at)) = (&mut host, host_at) {
+        if let (Some(host), Some(at)) = (host.as_mut(), host_at) {
             host.tree.release(at, drop)?;
         }
         device.tree.release(at, drop)?;
         device.evict();
         host.iter_mut().for_each(Pool::evict);
+        Ok(())
     }
-    Ok(Simulated { stats: device.tree.stats(), ..simulated })
+}
+
+fn run<'p, P: Policy>(
+    case: Case,
+    sizes: Sizes,
+    mut prompts: impl Iterator<Item = &'p Prompt>,
+    policy: impl Fn(u64) -> P,
+) -> Result<Simulated, Foreign> {
+    let mut simulation = Simulation::new(case, sizes, policy);
+    prompts.try_for_each(|prompt| simulation.feed(prompt))?;
+    Ok(Simulated { stats: simulation.device.tree.stats(), ..simulation.simulated })
 }
 
 /// Brings the reusable part of a prompt to the device, if host memory has more of it. Returns the additional tokens,
@@ -218,9 +250,9 @@ fn bring_back<P: Policy>(
     if there <= here {
         return Ok((0, 0));
     }
-    let adopted = host.tree.adopt(root, tokens);
-    let origin = host.tree.checkpoint(&adopted.reference)?.copied().unwrap_or(Origin::Prompt);
-    host.tree.release(adopted.reference, drop)?;
+    let found = host.tree.match_and_lock(root, tokens);
+    let origin = host.tree.checkpoint(&found.reference)?.copied().unwrap_or(Origin::Prompt);
+    host.tree.release(found.reference, drop)?;
     let blocks = &tokens.as_chunks::<BLOCK>().0[..(there / BLOCK_TOKENS) as usize];
     Ok((u64::from(there - here), device.keep(root, blocks, origin)?))
 }
@@ -267,7 +299,7 @@ mod tests {
         assert_eq!(reused(CASES[0]).no_checkpoint, 2 * 1024);
         assert_eq!(reused(CASES[1]).reused, 1024);
         assert_eq!(reused(CASES[1]).no_checkpoint, 1024);
-        assert_eq!(reused(CASES[1]).partial, 3);
+        assert_eq!(reused(CASES[1]).tail, 3);
     }
 
     /// A pool with room for one prompt: the second prompt evicts the first.
@@ -278,9 +310,9 @@ mod tests {
         let one = stats(sizes(32 * 10 + 80));
         // Some evicted blocks may be forgotten, where two hashes share a place; their tokens count as new.
         assert_eq!((one.reused, one.evicted_blocks), (0, 2 * 32));
-        assert!(one.evicted > 0, "{one:?}");
+        assert!(one.missed_by_eviction > 0, "{one:?}");
         let both = stats(sizes(2 * (32 * 10 + 80)));
-        assert_eq!((both.reused, both.evicted), (4096, 0));
+        assert_eq!((both.reused, both.missed_by_eviction), (4096, 0));
     }
 
     /// The same pool, with host memory for two prompts, or for one.
@@ -304,7 +336,7 @@ mod tests {
         assert_eq!(with(one)[0].from_host, 0);
         // The results are equal, except for the memory of evicted blocks: hashes differ from tree to tree.
         let [none, small] = [0, one].map(|host| with(host)[0]);
-        let forgotten = |stats| ReuseStats { evicted: 0, diverged: 0, ..stats };
+        let forgotten = |stats| ReuseStats { missed_by_eviction: 0, never_seen: 0, ..stats };
         assert_eq!(forgotten(none.stats), forgotten(small.stats));
         assert_eq!((none.from_host, none.traffic), (0, [0; 2]));
     }

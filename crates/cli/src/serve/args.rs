@@ -58,10 +58,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TOKENS", value_parser = integer(1..=1 << 20))]
     pub context: Option<u32>,
 
-    /// Tokens of all completions together that there is memory for; what needs more is computed again later
-    /// [default: a quarter of --max-requests times --context, at least --context]
+    /// Capacity of the KV cache in tokens, over all completions; if they need more, some are preempted and computed
+    /// again later [default: a quarter of --max-requests times --context, at least --context]
     #[arg(long, value_name = "N", value_parser = integer(1..=1 << 31))]
-    pub cached_tokens: Option<u32>,
+    pub max_total_tokens: Option<u32>,
 
     /// Checkpoints for prefix sharing: saved states from which later completions with the same first tokens and cache_salt
     /// continue; completions are the same with and without.
@@ -73,7 +73,7 @@ pub struct ServeArgs {
     pub host_cache: ByteSize,
 
     /// Where prefixes that came to host memory are stored, for this server and for later ones with the same model,
-    /// build, device, kind of processor, --attention and --attention-split: a directory, or the URL of a store; needs
+    /// build, device, kind of processor, --attention and --attention-cluster: a directory, or the URL of a store; needs
     /// --host-cache.
     #[arg(long, value_name = "URL")]
     pub cold_cache: Option<String>,
@@ -82,9 +82,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = number(0.0..=86400.0), requires = "cold_cache")]
     pub cold_timeout: f64,
 
-    /// Most tokens of a step, over all completions; at least --max-requests.
+    /// Maximum number of tokens of a step, over all completions; at least --max-requests.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = integer(1..=1 << 20))]
-    pub step_tokens: u32,
+    pub max_step_tokens: u32,
 
     /// Most tokens of one prompt in a step.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = integer(1..=1 << 20))]
@@ -102,6 +102,11 @@ pub struct ServeArgs {
     /// Largest body of a request; more gets 413.
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = size)]
     pub max_body: ByteSize,
+
+    /// Send a comment in a stream after so long without an event, for proxies that close idle connections; 0: never.
+    /// Several clients fail on it, vLLM's and SGLang's benchmarks among them.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = number(0.0..=86400.0))]
+    pub sse_keep_alive: f64,
 
     /// How long completions may take to their end when the server shuts down.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = number(0.0..=86400.0))]

@@ -17,7 +17,7 @@ const CHUNK: usize = 1 << 20;
 /// Number of arguments at which the mathematical functions are evaluated.
 const FUNCTION_VALUES: u32 = 4096;
 
-/// The files of a checkpoint, recorded before its weights are read.
+/// The files of a model, recorded before its weights are read.
 pub(super) struct Files {
     folder: PathBuf,
     files: Vec<Stamp>,

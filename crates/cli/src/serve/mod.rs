@@ -43,7 +43,7 @@ pub fn run(args: &ServeArgs) -> Result<Outcome> {
     let files = args.cold_cache.as_ref().map(|_| Files::of(&args.model)).transpose()?;
     let model = Arc::new(load(&args.model)?);
     let digest = files.as_ref().map(Files::digest).transpose()?;
-    let text = Text::of_checkpoint(&args.model, model.config.vocab_size);
+    let text = Text::of_model(&args.model, model.config.vocab_size);
     let text = text.map_err(|error| InputError::Serve(error.to_string()))?;
     let loaded = Loaded { model, text, digest };
     match args.device.gpu(0)? {
@@ -55,7 +55,7 @@ pub fn run(args: &ServeArgs) -> Result<Outcome> {
     }
 }
 
-/// A loaded checkpoint.
+/// A loaded model.
 struct Loaded {
     model: Arc<Model>,
     text: Text,
@@ -74,7 +74,7 @@ fn on_device<B: Backend>(device: &Device<B>, args: &ServeArgs, loaded: Loaded) -
             .map_err(refused_engine)?;
     if args.graphs {
         let tokens = args.draft + 1;
-        let requests = GRAPH_TOKENS.min(args.step_tokens) / tokens;
+        let requests = GRAPH_TOKENS.min(args.max_step_tokens) / tokens;
         if requests == 0 {
             return Err(InputError::GraphsWithoutTokens { needed: tokens }.into());
         }
@@ -105,13 +105,13 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
     EngineLimits {
         requests: args.max_requests,
         context,
-        cached_tokens: args.cached_tokens.unwrap_or(cached),
-        step_tokens: args.step_tokens,
+        max_total_tokens: args.max_total_tokens.unwrap_or(cached),
+        max_step_tokens: args.max_step_tokens,
         max_draft: args.draft,
         checkpoints: args.checkpoints,
         host_bytes: args.host_cache.as_u64(),
         event_capacity: 0,
-        attention_split: args.attention.attention_split.into(),
+        attention_cluster: args.attention.attention_cluster.into(),
     }
 }
 
@@ -129,6 +129,8 @@ fn settings(args: &ServeArgs, model: &Model, identity: Option<Vec<u8>>) -> Setti
         drafts: args.draft as usize,
         scheduler: SchedulerLimits { chunk, waiting },
         body_bytes: usize::try_from(args.max_body.as_u64()).unwrap_or(usize::MAX),
+        keep_alive: Some(Duration::from_secs_f64(args.sse_keep_alive))
+            .filter(|time| !time.is_zero()),
         shutdown_timeout: Duration::from_secs_f64(args.shutdown_timeout),
     }
 }

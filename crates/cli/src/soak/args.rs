@@ -47,7 +47,7 @@ pub struct SoakArgs {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// flash, pro, tiny, or the path of a checkpoint's config.json.
+    /// flash, pro, tiny, or the path of a model's config.json.
     #[arg(long, value_name = "NAME|FILE", default_value = "flash")]
     pub model: String,
 
@@ -91,7 +91,7 @@ pub struct SoakArgs {
 
     /// Maximum number of tokens of a step, 1 to 1048576.
     #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = integer(1..=1 << 20))]
-    pub token_budget: u32,
+    pub max_step_tokens: u32,
 
     /// Seed of the synthetic load, and of what happens to which request, 0 to 2^64 - 1.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]

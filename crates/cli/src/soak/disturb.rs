@@ -80,7 +80,7 @@ impl Disturbances {
                 // A copy of half a prompt would not be a branch of a conversation.
                 let first = if event == Event::Fork { arrival.input } else { 1 };
                 // A request with all its tokens has ended. A request with a single generated token has no branch.
-                let between = first..arrival.cached_tokens();
+                let between = first..arrival.context_tokens();
                 if rng.random_bool(share) && !between.is_empty() {
                     events.entry(index).or_default().push((rng.random_range(between), event));
                 }

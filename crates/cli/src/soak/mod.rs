@@ -55,7 +55,7 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
     let smallest = CacheConfig::new(models::resolve(&args.model)?);
     let smallest = CacheConfig {
         max_suspended: SUSPENDED,
-        max_step_tokens: args.token_budget,
+        max_step_tokens: args.max_step_tokens,
         max_context: setup::longest(&load).clamp(1, smallest.max_context),
         ..smallest
     };

@@ -16,7 +16,7 @@ const BLOCK: u32 = 128;
 pub const COUNTED: [&str; 8] = [
     "free blocks",
     "free checkpoints",
-    "checkpoints of answers",
+    "checkpoints of outputs",
     "shared blocks",
     "shared checkpoints",
     "blocks that can be evicted",
@@ -77,7 +77,7 @@ pub struct Model {
     context: u32,
     interval: u32,
     /// Most tokens of a step, and most tokens after a position, with which a request can be saved after the step.
-    rollback: u32,
+    max_decode_tokens: u32,
 }
 
 impl Sharing {
@@ -106,7 +106,7 @@ impl Model {
             keeps_outputs: config.keep_outputs,
             context: config.max_context,
             interval: config.checkpoint_interval,
-            rollback: config.max_draft + 1,
+            max_decode_tokens: config.max_draft + 1,
         }
     }
 
@@ -192,7 +192,7 @@ impl Model {
         };
         let most = (last * BLOCK).checked_div(self.interval).unwrap_or(0);
         (1..=most).for_each(|at| want(at * self.interval, Origin::Interval));
-        want(matched * BLOCK, Origin::Junction);
+        want(matched * BLOCK, Origin::Branch);
         want(last * BLOCK, Origin::Prompt);
         wanted
     }
@@ -206,7 +206,7 @@ impl Model {
         let new: usize = step.iter().map(more).sum();
         self.prefixes.take_blocks(new as i64);
         let mut written = self.passed(step);
-        let is_chunk = |part: &StepRequest| part.tokens > self.rollback;
+        let is_chunk = |part: &StepRequest| part.tokens > self.max_decode_tokens;
         let room = if step.iter().any(is_chunk) { self.take_checkpoints(written.len()) } else { 0 };
         let due = written.split_off(room);
         let mut left = tokens;
@@ -218,7 +218,7 @@ impl Model {
         written.into_iter().for_each(|save| self.save(save));
         // After the step a request has only what the last of these positions needs, if it is not too far behind.
         let last = due.chunk_by(|one, next| one.id == next.id).filter_map(<[_]>::last).copied();
-        let can_save = |save: &Save| self.live[&save.id].tokens - save.at <= self.rollback;
+        let can_save = |save: &Save| self.live[&save.id].tokens - save.at <= self.max_decode_tokens;
         let mut due: Vec<_> = last.filter(can_save).collect();
         due.truncate(self.take_checkpoints(due.len()));
         due.into_iter().for_each(|save| self.save(save));

@@ -40,7 +40,7 @@ pub enum Origin {
     /// The last boundary of a prompt.
     Prompt,
     /// Where a prompt left the map.
-    Junction,
+    Branch,
     /// A multiple of the interval.
     Interval,
     /// The last boundary of an answer.

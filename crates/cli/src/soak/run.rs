@@ -117,7 +117,7 @@ impl Plan<'_> {
 
     /// Requests of a round that the scheduler rejects: they would not fit into an empty cache.
     fn rejected(&self, ledger: &Ledger, limits: Limits) -> u64 {
-        let lengths = self.load.0.iter().map(|request| request.arrival.cached_tokens());
+        let lengths = self.load.0.iter().map(|request| request.arrival.context_tokens());
         let too_long =
             |tokens: &u32| *tokens > limits.context || ledger.blocks_of(*tokens) > limits.blocks;
         lengths.filter(too_long).count() as u64

@@ -27,7 +27,7 @@ impl Cache {
             checkpoint_bytes: 8,
             lease_bytes: 0,
             remembered: 0,
-            room: most,
+            reserved_blocks: most,
         };
         let mut tree = PrefixTree::new(limits, ScoredLru { capacity: u64::from(most) * 2 });
         tree.log_events(capacity);
@@ -63,7 +63,7 @@ impl Cache {
 
     /// A request computes the missing part of a prompt, with a checkpoint after `saved` blocks.
     pub fn compute(&mut self, root: &RootKey, prompt: &[u32], saved: Option<u32>) {
-        let mut at = self.tree.adopt(root, prompt).reference;
+        let mut at = self.tree.match_and_lock(root, prompt).reference;
         let new = prompt[at.blocks() as usize * T..].as_chunks().0;
         self.tree.extend(&mut at, new, |_| (), |_| ()).unwrap();
         if let Some(blocks) = saved.filter(|&blocks| blocks > 0) {

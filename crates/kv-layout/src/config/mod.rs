@@ -1,4 +1,4 @@
-//! `ModelConfig`: the properties of a checkpoint that the cache needs, from its `config.json`.
+//! `ModelConfig`: the properties of a model that the cache needs, from its `config.json`.
 //!
 //! A field that changes a result is read in one place, and used or refused by name and value; none is guessed. Unknown
 //! fields at the top level are ignored.
@@ -31,14 +31,14 @@ pub use rope::{CompressRope, RopeConstants};
 use schedule::Schedule;
 
 /// Most entries that a list of the indexer may have.
-const MOST_LISTED: u32 = 2048;
+const MAX_LISTED: u32 = 2048;
 /// The number of the indexer's heads must be a multiple of this, because of its projection.
 const INDEX_HEAD_STEP: u32 = 32;
 
-/// The shape of a DeepSeek-V4 checkpoint, as far as its cache depends on it.
+/// The shape of a DeepSeek-V4 model, as far as its cache depends on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
-    /// Name for people: the preset's, or the checkpoint's architecture.
+    /// Name for people: the preset's, or the architecture that `config.json` names.
     pub name: String,
     /// Attention kind of every layer, trunk first, then the multi-token-prediction layers.
     pub layers: Vec<LayerKind>,
@@ -65,7 +65,7 @@ impl ModelConfig {
     /// Names [`Self::preset`] accepts.
     pub const PRESETS: [&'static str; 3] = ["flash", "pro", "tiny"];
 
-    /// Reads a checkpoint's `config.json`, as released or as transformers' `save_pretrained` writes it.
+    /// Reads a model's `config.json`, as released or as transformers' `save_pretrained` writes it.
     ///
     /// # Errors
     /// [`ConfigError`] names the field, the value and what was expected.
@@ -96,7 +96,7 @@ impl ModelConfig {
             hidden_size: fields.count("hidden_size", 1, 1 << 20)?,
             q_lora_rank: fields.count("q_lora_rank", 1, 1 << 20)?,
             index_heads: index_heads(fields)?,
-            index_topk: fields.count("index_topk", 1, MOST_LISTED)?,
+            index_topk: fields.count("index_topk", 1, MAX_LISTED)?,
             max_context: fields.count("max_position_embeddings", 1, 1 << 30)?,
             rope_theta: rope.theta,
             compress_rope: rope.compress,
@@ -105,7 +105,7 @@ impl ModelConfig {
 
     /// A model by name: `flash` (V4-Flash), `pro` (V4-Pro), or `tiny` (five layers of every kind
     /// with the real head dimensions and short lists, for tests and CPUs). Written by hand after the
-    /// released checkpoints (docs/specification.md, section 2).
+    /// released models (docs/specification.md, section 2).
     #[must_use]
     pub fn preset(name: &str) -> Option<Self> {
         use LayerKind::{Csa, Hca, Swa};
@@ -142,7 +142,7 @@ impl ModelConfig {
     }
 }
 
-/// [`ModelConfig::rope_theta`] of every released checkpoint.
+/// [`ModelConfig::rope_theta`] of every released model.
 const fn rope_theta() -> f64 {
     10_000.0
 }

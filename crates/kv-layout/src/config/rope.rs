@@ -25,7 +25,7 @@ pub struct CompressRope {
 }
 
 impl CompressRope {
-    /// The constants of every released checkpoint.
+    /// The constants of every released model.
     pub const RELEASED: Self = Self {
         theta: 160_000.0,
         factor: 16.0,
@@ -102,6 +102,8 @@ impl RopeConstants {
                 main.one_of("rope_type", &[json!("default")])?;
                 main.one_of("type", &[json!("default")])?;
                 check_factor(&main)?;
+                // Without it, transformers scales cosine and sine of such a file by 0.1 ln(factor) + 1, and vLLM does not.
+                compress.need::<f64>("attention_factor")?;
                 (Some(main), Some(compress))
             }
             // Not nested: the same as `rope_scaling`.

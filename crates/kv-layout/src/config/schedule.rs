@@ -13,8 +13,10 @@ const NAMES: [(&str, LayerKind); 3] = [
     ("heavily_compressed_attention", LayerKind::Hca),
 ];
 
-/// Most layers, and most draft layers.
-const MOST: (u32, u32) = (1024, 64);
+/// Most layers, draft layers not counted.
+const MAX_TRUNK_LAYERS: u32 = 1024;
+/// Most draft layers.
+const MAX_DRAFT_LAYERS: u32 = 64;
 
 /// Every layer, the multi-token-prediction (MTP) layers last.
 pub(super) struct Schedule {
@@ -25,11 +27,11 @@ pub(super) struct Schedule {
 impl Schedule {
     /// Reads `compress_ratios` or `layer_types`; with both, they must agree.
     pub(super) fn read(fields: &Fields) -> Result<Self, ConfigError> {
-        let trunk = fields.count("num_hidden_layers", 1, MOST.0)?;
+        let trunk = fields.count("num_hidden_layers", 1, MAX_TRUNK_LAYERS)?;
         check_ratios(fields)?;
         let named = names(fields, trunk)?;
         let Some(ratios) = fields.find::<Vec<i64>>("compress_ratios")? else {
-            // transformers drops the MTP layers of a checkpoint when it loads it, and so writes none.
+            // transformers drops the MTP layers of a model when it loads it, and so writes none.
             let layers = named.ok_or(ConfigError::NoSchedule)?;
             return Ok(Self { layers, mtp_layers: 0 });
         };
@@ -49,18 +51,18 @@ impl Schedule {
 
 /// The number of MTP layers among `found` ratios.
 ///
-/// The number is `num_nextn_predict_layers`, except in checkpoints with a DSpark block drafter (Flash of 2026-07-31):
+/// The number is `num_nextn_predict_layers`, except in models with a DSpark block drafter (Flash of 2026-07-31):
 /// there the field is still 1, and the list has a ratio for each of the drafter's stages.
 fn mtp_layers(fields: &Fields, trunk: u32, found: usize) -> Result<u32, ConfigError> {
     let name = "num_nextn_predict_layers";
     let said: u32 = fields.find(name)?.unwrap_or(0);
-    if said > MOST.1 {
-        let [value, least, most] = [said, 0, MOST.1].map(f64::from);
+    if said > MAX_DRAFT_LAYERS {
+        let [value, least, most] = [said, 0, MAX_DRAFT_LAYERS].map(f64::from);
         return Err(ConfigError::OutOfRange { field: String::from(name), value, least, most });
     }
     let listed = u32::try_from(found).unwrap_or(u32::MAX).saturating_sub(trunk);
     let drafter = fields.find::<u32>("dspark_block_size")?.is_some();
-    let stages = drafter && said == 1 && (1..=MOST.1).contains(&listed);
+    let stages = drafter && said == 1 && (1..=MAX_DRAFT_LAYERS).contains(&listed);
     if found == (trunk as usize).saturating_add(said as usize) || stages {
         return Ok(listed);
     }

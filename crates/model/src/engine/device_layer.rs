@@ -15,8 +15,14 @@ use crate::model::Model;
 /// The weights of a layer's compressed entries.
 pub enum DeviceCompressed<B: Backend> {
     Swa,
-    Csa { main: dsv4_kv::Compressor<B>, index: dsv4_kv::Compressor<B>, indexer: CsaIndexer<B> },
-    Hca { main: dsv4_kv::Compressor<B> },
+    Csa {
+        main: dsv4_kv::CompressorWeights<B>,
+        index: dsv4_kv::CompressorWeights<B>,
+        indexer: CsaIndexer<B>,
+    },
+    Hca {
+        main: dsv4_kv::CompressorWeights<B>,
+    },
 }
 
 /// Inputs and outputs of the router, for the tokens of a step.
@@ -130,9 +136,9 @@ impl<B: Backend> DeviceLayer<B> {
 fn device_compressor<B: Backend>(
     stream: &Stream<B>,
     compressor: &Compressor,
-) -> Result<dsv4_kv::Compressor<B>, ModelError> {
+) -> Result<dsv4_kv::CompressorWeights<B>, ModelError> {
     let Compressor { position_bias, norm, .. } = compressor;
-    Ok(dsv4_kv::Compressor::from_host(stream, position_bias, norm)?)
+    Ok(dsv4_kv::CompressorWeights::from_host(stream, position_bias, norm)?)
 }
 
 fn contiguous<T>(array: &mut Array2<T>) -> &mut [T] {

@@ -114,6 +114,9 @@ impl<B: Backend> Engine<B> {
         *replayed_steps += u64::from(graphs.is_some());
         let (rows, offsets) = wanted_rows(chunks);
         let logits = model.logits(&streams, &rows);
+        if logits.iter().any(|logit| logit.is_nan()) {
+            return Err(ModelError::NotANumber);
+        }
         let chunks = requests.iter().map(|request| (request.id, request.tokens)).collect();
         Ok(Forward { step, chunks, tokens, logits, offsets })
     }

@@ -23,7 +23,7 @@ mod updated;
 
 use std::sync::Arc;
 
-use dsv4_kv::kv_layout::attention::KeySplit;
+use dsv4_kv::kv_layout::attention::KeyCluster;
 use dsv4_kv::{Admission, Bucket, CacheConfig, KvCacheManager, Prompt, RequestId};
 use dsv4_kv_device::{Backend, Device, Stream};
 use kv_layout::config::ModelConfig;
@@ -45,10 +45,10 @@ pub struct EngineLimits {
     pub requests: u32,
     /// Longest context of a request, in tokens.
     pub context: u32,
-    /// Tokens of all requests together for which the cache has blocks.
-    pub cached_tokens: u32,
-    /// Tokens of a step, over all its requests.
-    pub step_tokens: u32,
+    /// Capacity of the cache in tokens, over all requests; rounded up to whole blocks.
+    pub max_total_tokens: u32,
+    /// Maximum number of tokens of a step, over all its requests.
+    pub max_step_tokens: u32,
     /// Most drafts of a request in a step that can be rejected.
     pub max_draft: u32,
     /// Number of checkpoints, from which prompts continue; 0 for none.
@@ -57,8 +57,8 @@ pub struct EngineLimits {
     pub host_bytes: u64,
     /// Most blocks that may enter or leave the prefix tree between two readings of the event log; 0 for no log.
     pub event_capacity: u32,
-    /// Among how many thread blocks attention on the device splits a query's keys ([`CacheConfig::attention_split`]).
-    pub attention_split: KeySplit,
+    /// How many thread blocks share a query's keys in attention on the device ([`CacheConfig::attention_cluster`]).
+    pub attention_cluster: KeyCluster,
 }
 
 /// A model, its cache, and the requests in it.
@@ -100,20 +100,20 @@ impl<B: Backend> Engine<B> {
         let config = CacheConfig {
             max_draft: limits.max_draft,
             max_requests: limits.requests,
-            num_blocks: limits.cached_tokens.div_ceil(BLOCK_TOKENS),
+            num_blocks: limits.max_total_tokens.div_ceil(BLOCK_TOKENS),
             max_context: limits.context,
-            max_step_tokens: limits.step_tokens,
+            max_step_tokens: limits.max_step_tokens,
             num_checkpoints: limits.checkpoints,
             host_bytes: limits.host_bytes,
             event_capacity: limits.event_capacity,
-            attention_split: limits.attention_split,
+            attention_cluster: limits.attention_cluster,
             ..CacheConfig::new(trunk(&model.config.cache))
         };
         let cache = KvCacheManager::new(device.clone(), config)?;
         let stream = device.stream()?;
         let layers = model.layers.iter();
         let layers =
-            layers.map(|layer| DeviceLayer::new(&stream, &model, layer, limits.step_tokens));
+            layers.map(|layer| DeviceLayer::new(&stream, &model, layer, limits.max_step_tokens));
         let layers = layers.collect::<Result<_, _>>()?;
         let buffers = Buffers::new(device, cache.config(), (place, model.config.heads))?;
         Ok(Self { model, cache, stream, layers, buffers, captured: None, replayed_steps: 0 })
@@ -152,7 +152,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// As [`KvCacheManager::settle_tier`].
     pub fn settle_tier(&mut self) -> Result<bool, ModelError> {
-        let moves = self.cache.is_moving();
+        let moves = self.cache.has_tier_transfers();
         self.cache.settle_tier(&self.stream)?;
         Ok(moves)
     }

@@ -4,7 +4,7 @@ use dsv4_kv::step::{AttentionTensors, QueryForm};
 use dsv4_kv::{CacheConfig, KvError};
 use dsv4_kv_device::{Backend, Buffer, Device, DeviceError, Memory, Stream};
 use half::bf16;
-use kv_layout::attention::MOST_HEADS;
+use kv_layout::attention::MAX_HEADS;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, WINDOW};
 use ndarray::{Array2, ArrayView2};
 
@@ -25,7 +25,7 @@ impl AttentionPlace {
     #[must_use]
     pub fn of_device<B: Backend>(device: &Device<B>, heads: u32) -> Self {
         match device.info().sm {
-            Some(_) if heads <= MOST_HEADS => Self::Device,
+            Some(_) if heads <= MAX_HEADS => Self::Device,
             _ => Self::Host,
         }
     }
@@ -59,8 +59,8 @@ impl<B: Backend> Place<B> {
         Ok(match place {
             AttentionPlace::Host => Self::Host { window: tile(WINDOW)?, entries: tile(entries)? },
             AttentionPlace::Device => {
-                if heads > MOST_HEADS {
-                    let [value, most] = [heads, MOST_HEADS].map(u64::from);
+                if heads > MAX_HEADS {
+                    let [value, most] = [heads, MAX_HEADS].map(u64::from);
                     return Err(DeviceError::Argument { what: "heads", value, multiple: 1, most });
                 }
                 let elements = u64::from(TILE_QUERIES) * u64::from(heads) * u64::from(HEAD_DIM);

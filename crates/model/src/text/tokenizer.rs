@@ -11,7 +11,7 @@ use tokenizers::{
 
 /// Most bytes of a word (pre-token). `fancy-regex` gives up after a million steps back, which takes more than 100,000
 /// characters without a match; `tokenizers` then takes the rest of the text for one word, without an error.
-const MOST_WORD_BYTES: usize = 100_000;
+const MAX_WORD_BYTES: usize = 100_000;
 
 /// Reads a tokenizer, and refuses settings by which a text would lose tokens or get other ones.
 pub fn load(path: &Path) -> Result<Tokenizer, String> {
@@ -58,9 +58,9 @@ fn check_templates(processor: &Value) -> Result<(), String> {
 pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, String> {
     let encoding = tokenizer.encode(text, true).map_err(|reason| reason.to_string())?;
     let longest = longest_word(&encoding);
-    if longest > MOST_WORD_BYTES {
+    if longest > MAX_WORD_BYTES {
         return Err(format!(
-            "a word of {longest} bytes; at most {MOST_WORD_BYTES}, since a longer one may hide errors of the tokenizer's \
+            "a word of {longest} bytes; at most {MAX_WORD_BYTES}, since a longer one may hide errors of the tokenizer's \
              regular expression"
         ));
     }
@@ -165,7 +165,7 @@ mod tests {
         };
         write("tokenizer.json", &of_words(&Value::Null));
         write("tokenizer_config.json", &json!({ "add_bos_token": true, "bos_token": "!" }));
-        let text = Text::of_checkpoint(folder.path(), 257).expect("a tokenizer");
+        let text = Text::of_model(folder.path(), 257).expect("a tokenizer");
         assert_eq!(text.encode("b").expect("tokens").len(), 1);
     }
 

@@ -35,17 +35,17 @@ fn all(seeds: u64, operations: u64) {
             for (sum, part) in [
                 (&mut total.reused, stats.reused),
                 (&mut total.no_checkpoint, stats.no_checkpoint),
-                (&mut total.evicted, stats.evicted),
+                (&mut total.missed_by_eviction, stats.missed_by_eviction),
                 (&mut total.other_root, stats.other_root),
-                (&mut total.diverged, stats.diverged),
-                (&mut total.partial, stats.partial),
+                (&mut total.never_seen, stats.never_seen),
+                (&mut total.tail, stats.tail),
             ] {
                 *sum += part;
             }
         }
     }
     // The load has covered all cases.
-    let met = [total.reused, total.no_checkpoint, total.evicted, total.diverged];
+    let met = [total.reused, total.no_checkpoint, total.missed_by_eviction, total.never_seen];
     assert!(met.iter().all(|&tokens| tokens > 1000), "{total:?}");
     // Prompts that another root has: only their first block counts.
     assert!(total.other_root > 300, "{total:?}");

@@ -1,4 +1,4 @@
-//! A random load: requests that adopt, compute, register, finish; leases; evictions.
+//! A random load: requests that match, compute, register, finish; leases; evictions.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ impl Run {
             checkpoint_bytes: 80,
             lease_bytes: 300,
             remembered: 256,
-            room: settings.blocks,
+            reserved_blocks: settings.blocks,
         };
         let capacity = u64::from(settings.blocks) * 10 + u64::from(settings.checkpoints) * 80;
         let keys: [(&[u8], &[u8]); 3] = [(b"", b""), (b"a", b""), (b"", b"a")];
@@ -163,33 +163,38 @@ impl Run {
         let before = self.tree.stats();
         let evictable = self.tree.counts().evictable_blocks;
         let referenced = self.tree.referenced(&self.roots[root], &tokens);
-        let adopted = self.tree.adopt(&self.roots[root], &tokens);
+        let found_prefix = self.tree.match_and_lock(&self.roots[root], &tokens);
         let after = self.tree.stats();
         let taken = evictable - self.tree.counts().evictable_blocks;
-        if taken + referenced != adopted.reused / T as u32 {
-            return Err(format!("{adopted:?}: {referenced} were referenced, {taken} were not"));
+        if taken + referenced != found_prefix.reused / T as u32 {
+            return Err(format!(
+                "{found_prefix:?}: {referenced} were referenced, {taken} were not"
+            ));
         }
         let want = self.model.lookup(root, &tokens);
-        if (adopted.matched, adopted.reused) != (want.matched, want.reusable) {
-            return Err(format!("{adopted:?} of {tokens:?}, should be {want:?}"));
+        if (found_prefix.matched, found_prefix.reused) != (want.matched, want.reusable) {
+            return Err(format!("{found_prefix:?} of {tokens:?}, should be {want:?}"));
         }
         let told = [after.reused - before.reused, after.no_checkpoint - before.no_checkpoint];
         if told != [want.reusable, want.matched - want.reusable].map(u64::from) {
             return Err(format!("statistics {before:?}, then {after:?}, of {want:?}"));
         }
-        let groups = [after.reused, after.no_checkpoint, after.evicted];
-        let groups = groups.into_iter().chain([after.other_root, after.partial, after.diverged]);
+        let groups = [after.reused, after.no_checkpoint, after.missed_by_eviction];
+        let groups = groups.into_iter().chain([after.other_root, after.tail, after.never_seen]);
         if groups.sum::<u64>() != after.prompt_tokens {
             return Err(format!("{after:?} does not add up"));
         }
-        let done = adopted.reused as usize;
-        let placement =
-            Placement { block_tokens: T as u32, junctions: true, interval: self.settings.interval };
+        let done = found_prefix.reused as usize;
+        let placement = Placement {
+            block_tokens: T as u32,
+            branch_points: true,
+            interval: self.settings.interval,
+        };
         let request = Request {
             root,
-            checkpoints: placement.checkpoints(tokens.len() as u32, adopted.matched),
+            checkpoints: placement.checkpoints(tokens.len() as u32, found_prefix.matched),
             done,
-            reference: adopted.reference,
+            reference: found_prefix.reference,
             own: Vec::new(),
             tokens,
         };

@@ -35,6 +35,7 @@ pub fn settings() -> Settings {
         drafts: 2,
         scheduler: SchedulerLimits { chunk: 24, waiting: 8 },
         body_bytes: 4096,
+        keep_alive: None,
         shutdown_timeout: TIMEOUT,
     }
 }
@@ -88,10 +89,16 @@ impl Running {
         Answer::read(connection)
     }
 
+    /// A connection.
+    pub fn connect(&self) -> TcpStream {
+        let connection = TcpStream::connect(self.address).expect("a connection");
+        connection.set_read_timeout(Some(TIMEOUT)).expect("a limit");
+        connection
+    }
+
     /// Sends a request.
     pub fn begin(&self, kind: &str, method: &str, path: &str, body: &str) -> TcpStream {
-        let mut connection = TcpStream::connect(self.address).expect("a connection");
-        connection.set_read_timeout(Some(TIMEOUT)).expect("a limit");
+        let mut connection = self.connect();
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: {kind}\r\n\

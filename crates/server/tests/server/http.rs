@@ -14,7 +14,7 @@ use crate::client::{Running, settings};
 use crate::small::{self, HASH};
 
 /// A request for a completion of the small model with these fields.
-fn request(fields: Value) -> Value {
+pub fn request(fields: Value) -> Value {
     let mut request = json!({ "model": "small/hash", "prompt": "ab", "temperature": 0 });
     for (name, value) in fields.as_object().expect("an object") {
         request[name] = value.clone();
@@ -22,8 +22,8 @@ fn request(fields: Value) -> Value {
     request
 }
 
-/// The text that the model generates when no other request runs.
-fn alone(prompt: &str, seed: Option<u64>, max_tokens: usize) -> String {
+/// The tokens that the model generates when no other request runs.
+pub fn tokens_alone(prompt: &str, seed: Option<u64>, max_tokens: usize) -> Vec<u32> {
     let continuation = match seed {
         None => small::continuation(max_tokens),
         Some(seed) => small::sampled(seed, max_tokens),
@@ -33,14 +33,19 @@ fn alone(prompt: &str, seed: Option<u64>, max_tokens: usize) -> String {
     let (tokens, finish) =
         small::alone(&mut engine, &Submission { prompt, continuation, salt: Vec::new() });
     assert_eq!(finish, Finish::Length);
+    tokens.iter().map(|token| token.picked.token).collect()
+}
+
+/// The text that the model generates when no other request runs.
+pub fn alone(prompt: &str, seed: Option<u64>, max_tokens: usize) -> String {
     let mut stream = TextStream::default();
-    let text: String =
-        tokens.iter().map(|token| stream.push(&Text::Bytes, token.picked.token)).collect();
+    let tokens = tokens_alone(prompt, seed, max_tokens);
+    let text: String = tokens.iter().map(|&token| stream.push(&Text::Bytes, token)).collect();
     text + &stream.finish()
 }
 
 /// The completions of a stream: texts, reasons, logprobs, and the usage.
-fn streamed(events: &[String]) -> (Vec<Value>, Value) {
+pub fn streamed(events: &[String]) -> (Vec<Value>, Value) {
     let (end, events) = events.split_last().expect("events");
     assert_eq!(end, "[DONE]");
     let mut choices: Vec<Value> = Vec::new();
@@ -90,14 +95,19 @@ fn whole_and_streamed_completions_are_those_of_the_model_alone() {
         assert_eq!(choice["finish_reason"], "length");
         check_logprobs(choice);
     }
-    let usage = json!({ "prompt_tokens": 3, "completion_tokens": 36, "total_tokens": 39 });
+    let usage = json!({
+        "prompt_tokens": 3, "completion_tokens": 36, "total_tokens": 39,
+        "prompt_tokens_details": { "cached_tokens": 0 },
+    });
     assert_eq!(whole["usage"], usage);
 
     let mut asked = request(sampled);
     asked["stream"] = true.into();
     asked["stream_options"] = json!({ "include_usage": true });
     let answer = server.send("POST", "/v1/completions", &asked.to_string());
-    assert!(answer.head.contains("content-type: text/event-stream"), "{}", answer.head);
+    for header in ["content-type: text/event-stream", "x-accel-buffering: no"] {
+        assert!(answer.head.contains(header), "{}", answer.head);
+    }
     let (streamed, streamed_usage) = streamed(&answer.events());
     assert_eq!(Value::from(streamed), whole["choices"]);
     assert_eq!(streamed_usage, usage);
@@ -271,7 +281,7 @@ fn who_leaves_is_forgotten_and_a_full_queue_refuses() {
     assert_eq!(server.ended(), Ended::Done);
 }
 
-/// Only completions with the same `cache_salt` share prefixes.
+/// Only completions with the same `cache_salt` share prefixes. Each is told how much it has found.
 #[test]
 fn another_salt_shares_nothing() {
     let limits = EngineLimits { checkpoints: 4, ..small::limits(1, 8) };
@@ -279,13 +289,21 @@ fn another_salt_shares_nothing() {
     let server = Running::of(engine, settings());
     let prompt = "0123456789".repeat(13);
     let mut texts = Vec::new();
-    for (salt, hits) in [(json!("a"), 0), (json!("b"), 0), (json!("a"), 128), (Value::Null, 128)] {
+    let mut hits = 0;
+    for (salt, cached) in [(json!("a"), 0), (json!("b"), 0), (json!("a"), 128), (Value::Null, 0)] {
         let asked = json!({ "prompt": prompt, "cache_salt": salt, "max_tokens": 2 });
-        texts.push(server.complete(&request(asked))["choices"][0]["text"].clone());
+        let answer = server.complete(&request(asked));
+        texts.push(answer["choices"][0]["text"].clone());
+        hits += cached;
         assert_eq!(server.metric("dsv4_kv_prefix_cache_hits_total"), hits, "{salt}");
+        assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], cached, "{salt}");
     }
     texts.dedup();
     assert_eq!(texts.len(), 1);
+    // Nothing runs: all checkpoints, one for each salt and one without, can be evicted.
+    server.wait_for("dsv4_kv_checkpoints_cached", 3);
+    assert_eq!(server.metric("dsv4_kv_checkpoints_used"), 0);
+    assert_eq!(server.metric("dsv4_kv_checkpoints_capacity"), 4);
     assert_eq!(server.ended(), Ended::Done);
 }
 

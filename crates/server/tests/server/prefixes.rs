@@ -98,7 +98,7 @@ fn what_fits_alone_is_answered_where_sharing_takes_more() {
     let metrics = Metrics::new().expect("metrics");
     let limits = EngineLimits {
         checkpoints: 4,
-        step_tokens: 128,
+        max_step_tokens: 128,
         context: 128 * BLOCKS,
         ..small::limits(1, BLOCKS)
     };
@@ -472,7 +472,7 @@ fn a_device_that_fails_between_steps_counts_as_one_that_fails() {
     // A client that disconnects while the checkpoint of its prompt is being transferred.
     let leave = |scheduler: &mut Scheduler<_>, last| {
         let events = submit(&scheduler.queue(), &submission(last));
-        while !scheduler.engine().cache().is_moving() {
+        while !scheduler.engine().cache().has_tier_transfers() {
             assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
         }
         drop(events);

@@ -60,6 +60,7 @@ pub fn received(events: &mut Events) -> (Vec<Generated>, Option<Event>) {
     while let Ok(event) = events.try_recv() {
         match event {
             Event::Token(token) => tokens.push(token),
+            Event::Admitted { .. } => {}
             end => return (tokens, Some(end)),
         }
     }
@@ -214,7 +215,7 @@ fn what_never_fits_is_refused_before_it_waits() {
 fn drafts_do_not_hold_up_a_prompt() {
     let metrics = Metrics::new().expect("metrics");
     // No room is left beside two tokens and their drafts.
-    let limits = EngineLimits { step_tokens: 2 * (1 + small::DRAFTS), ..small::limits(3, 16) };
+    let limits = EngineLimits { max_step_tokens: 2 * (1 + small::DRAFTS), ..small::limits(3, 16) };
     let engine = small::engine(&small::without_kernels(), &HASH, limits);
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
     let queue = scheduler.queue();
@@ -366,6 +367,49 @@ fn a_step_that_fails_ends_its_requests_and_no_other() {
         assert_eq!(received(events).0, small::alone(&mut engine, submission).0);
     }
     assert_eq!(value(&metrics, "dsv4_steps_failed_total"), 1);
+    assert_empty(&scheduler);
+}
+
+/// NaNs end the requests whose tokens they come from, and no others of the same step. They are no failure of the device,
+/// so they do not end the server, however often a client sends such a request.
+#[test]
+fn a_nan_ends_its_own_request_and_no_other() {
+    let submission = |last| Submission {
+        prompt: vec![1, 2, last],
+        continuation: small::continuation(3),
+        salt: Vec::new(),
+    };
+    let good = [3, 4].map(submission);
+    let mut engine = small::engine(&small::without_kernels(), &HASH, small::limits(1, 2));
+    let expected = good.each_ref().map(|submission| small::alone(&mut engine, submission).0);
+    let generated = expected.iter().flatten().map(|token| token.picked.token);
+    let used = Vec::from_iter(generated.chain([1, 2, 3, 4]));
+    // A model with the same answers, in which one other token is NaN.
+    let unknown = (0..256).find(|token| !used.contains(token)).expect("few are used");
+    let mut model = Model::clone(&HASH);
+    model.embedding.row_mut(unknown as usize).fill(f32::NAN);
+    let engine = small::engine(&small::without_kernels(), &Arc::new(model), small::limits(3, 8));
+    let metrics = Metrics::new().expect("metrics");
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let queue = scheduler.queue();
+    let [first, last] = good;
+    let mut events =
+        [first.clone(), submission(unknown), last].each_ref().map(|new| submit(&queue, new));
+    while scheduler.step().expect("the device works") == Progress::Ran {}
+    let [first_answer, refused, last_answer] = events.each_mut().map(received);
+    for (answer, expected) in [first_answer, last_answer].into_iter().zip(expected) {
+        assert_eq!(answer, (expected, Some(Event::Finished(Finish::Length))));
+    }
+    assert!(matches!(refused.1, Some(Event::Failed(Failure::Step(_)))), "{refused:?}");
+    for failed in 1..=4 {
+        assert_eq!(value(&metrics, "dsv4_steps_failed_total"), failed);
+        let mut events = submit(&queue, &submission(unknown));
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+        assert!(matches!(received(&mut events).1, Some(Event::Failed(Failure::Step(_)))));
+    }
+    let mut events = submit(&queue, &first);
+    while scheduler.step().expect("the device works") == Progress::Ran {}
+    assert_eq!(received(&mut events).1, Some(Event::Finished(Finish::Length)));
     assert_empty(&scheduler);
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
-use dsv4_kv::kv_layout::attention::KeySplit;
+use dsv4_kv::kv_layout::attention::KeyCluster;
 use dsv4_kv_device::{Backend, Device, EmuDevice, EmuOptions, Emulator};
 use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::sample::{GREEDY, Sampling};
@@ -44,13 +44,13 @@ pub fn limits(requests: u32, blocks: u32) -> EngineLimits {
     EngineLimits {
         requests,
         context: 1024,
-        cached_tokens: 128 * blocks,
-        step_tokens: 48,
+        max_total_tokens: 128 * blocks,
+        max_step_tokens: 48,
         max_draft: DRAFTS,
         checkpoints: 0,
         host_bytes: 0,
         event_capacity: 0,
-        attention_split: KeySplit::TwoBlocks,
+        attention_cluster: KeyCluster::TwoBlocks,
     }
 }
 

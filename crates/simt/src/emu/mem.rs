@@ -105,7 +105,7 @@ impl<T: Access> Pointer<T> {
     }
 
     #[inline(always)]
-    pub fn held(self) -> Self {
+    pub fn opt_barrier(self) -> Self {
         self
     }
 

@@ -70,8 +70,8 @@ impl Memory {
     /// `label` names it in faults.
     ///
     /// # Safety
-    /// Until the result is dropped the bytes are valid for reads and writes, and while a launch over this
-    /// registry runs, only launches access them: *unchecked*.
+    /// Until the result is dropped, and every launch that began before has returned, the bytes are valid for reads and
+    /// writes. While a launch over this registry runs, only launches access them. Both are *unchecked*.
     ///
     /// # Panics
     /// If `bytes` is 0, or if a live allocation overlaps: these are errors of the caller's allocator.

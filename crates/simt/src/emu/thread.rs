@@ -105,6 +105,6 @@ pub fn check_product(number: u32, pending: u32) {
     read.unwrap_or_else(|fault| current(|block| block.fail(fault)));
 }
 
-pub fn hold_u32(value: u32) -> u32 {
+pub fn opt_barrier_u32(value: u32) -> u32 {
     value
 }

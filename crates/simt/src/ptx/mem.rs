@@ -38,11 +38,11 @@ impl<T: Access> Pointer<T> {
     }
 
     #[inline(always)]
-    pub fn held(self) -> Self {
-        let mut held = self.0;
+    pub fn opt_barrier(self) -> Self {
+        let mut address = self.0;
         // SAFETY: no instruction.
-        unsafe { asm!("// {0}", inout(reg64) held, options(nomem, nostack)) }
-        Self(held)
+        unsafe { asm!("// {0}", inout(reg64) address, options(nomem, nostack)) }
+        Self(address)
     }
 
     /// Address of element `i` in the global state space, which inline asm addresses.

@@ -66,9 +66,9 @@ pub const fn end_operands() {}
 pub const fn check_product(_number: u32, _pending: u32) {}
 
 #[inline(always)]
-pub fn hold_u32(value: u32) -> u32 {
-    let mut held = value;
+pub fn opt_barrier_u32(value: u32) -> u32 {
+    let mut same = value;
     // SAFETY: no instruction.
-    unsafe { asm!("// {0}", inout(reg32) held, options(nomem, nostack)) }
-    held
+    unsafe { asm!("// {0}", inout(reg32) same, options(nomem, nostack)) }
+    same
 }

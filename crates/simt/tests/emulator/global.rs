@@ -249,7 +249,7 @@ fn arrivals_in_order_say_what_is_left() {
         // SAFETY: elements in bounds; the counter is accessed atomically only, and words are read when all threads have
         // arrived.
         unsafe {
-            output.held().store(u64::from(2 + me), me);
+            output.opt_barrier().store(u64::from(2 + me), me);
             if DeviceAtomicU32::new(output, 0).add_acq_rel(1) == THREADS - 1 {
                 let sum = (0..THREADS).map(|i| output.load(u64::from(2 + i))).sum();
                 output.store(1, sum);

@@ -106,7 +106,7 @@ impl Generator {
             let (progress, text) = (request.group(LayerGroup::Trunk), &request.says);
             let end = text.prompt_tokens().saturating_add(1).min(model.config().max_context);
             let tokens = end.saturating_sub(progress.tokens).min(model.config().max_step_tokens);
-            if tokens > 0 && progress.is_whole_at(progress.tokens, model.rollback()) {
+            if tokens > 0 && progress.is_whole_at(progress.tokens, model.max_decode_tokens()) {
                 return Op::Step(whole_step(name, tokens));
             }
             return Op::Release(name);

@@ -37,7 +37,7 @@ impl Model {
         }
         let got = answer(got.map(|all| all.id));
         // A checkpoint holds the rows that its own position needs, and no earlier ones.
-        let written_to = if reused > 0 { reused + self.rollback() } else { 0 };
+        let written_to = if reused > 0 { reused + self.max_decode_tokens() } else { 0 };
         let at = Progress { tokens: reused, written_to, genuine: reused, from: 0 };
         request.groups[LayerGroup::Trunk.index()] = at;
         if !self.config.group_layers(LayerGroup::Draft).is_empty() {

@@ -127,7 +127,7 @@ impl Model {
 
     /// Most tokens of a request that a step may reject.
     #[must_use]
-    pub fn rollback(&self) -> u32 {
+    pub fn max_decode_tokens(&self) -> u32 {
         self.config.max_draft + 1
     }
 
@@ -206,7 +206,7 @@ impl Model {
         committed: u32,
         got: Result<(), KvError>,
     ) -> Result<(), String> {
-        let (id, limit) = (self.handle(name), self.rollback());
+        let (id, limit) = (self.handle(name), self.max_decode_tokens());
         let now = self.live.get(&id).map(|request| request.group(LayerGroup::Draft));
         let (request, to) = (id, committed);
         let want = match now {

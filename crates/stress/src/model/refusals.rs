@@ -97,7 +97,7 @@ impl Model {
             return self.check_known(request).err();
         };
         let committed = live.group(group).tokens;
-        if !live.group(group).is_whole_at(committed, self.rollback()) {
+        if !live.group(group).is_whole_at(committed, self.max_decode_tokens()) {
             return Some(KvError::Overwritten { request, group, committed });
         }
         if start != committed {
@@ -126,7 +126,7 @@ impl Model {
             requests: step.len() as u32,
             context: step.iter().map(|part| part.start + part.tokens).max().unwrap_or(0),
             new_blocks: step.iter().map(new).sum(),
-            saves: None,
+            ring_copies: None,
         }
     }
 
@@ -167,7 +167,7 @@ impl Model {
     fn is_one_launch(&self, step: &Step) -> bool {
         let most = step.parts.iter().map(|part| part.tokens).max().unwrap_or(0);
         let most = step.launches.bucket().map_or(most, |bucket| bucket.tokens_per_request);
-        most <= self.config.step_tokens_with_rollback()
+        most <= self.config.max_decode_tokens()
     }
 
     /// The layer that prevents the first commit, and its progress.
@@ -232,7 +232,7 @@ impl Model {
         let Some(part) = open.iter().find(|part| part.id == request) else {
             return Some(KvError::NotInStep { request, group });
         };
-        let (written, limit) = (part.tokens, self.rollback());
+        let (written, limit) = (part.tokens, self.max_decode_tokens());
         if accepted > written {
             return Some(KvError::AcceptedTooMany { request, accepted, written });
         }

@@ -177,7 +177,7 @@ impl Model {
             let all = share.into_iter().flat_map(|share| share.boundaries_behind(part.start));
             all.filter(inside).filter(older).count() as u32
         };
-        let parts = parts.iter().filter(|_| most > self.rollback());
+        let parts = parts.iter().filter(|_| most > self.max_decode_tokens());
         parts.map(copied).sum()
     }
 

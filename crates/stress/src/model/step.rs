@@ -22,8 +22,8 @@ impl Model {
         let refusal = self.begin_refusal(step, &requests, has_layers);
         let want = match refusal {
             None => {
-                let saves = self.saves_of(step, &requests, report, has_layers)?;
-                Ok(StepPlan { saves, ..self.plan_of(group, &requests) })
+                let ring_copies = self.ring_copies_of(step, &requests, report, has_layers)?;
+                Ok(StepPlan { ring_copies, ..self.plan_of(group, &requests) })
             }
             Some(refusal) => Err(refusal),
         };
@@ -33,7 +33,7 @@ impl Model {
         let bucket = step.launches.bucket().filter(|_| has_layers);
         let tokens = bucket.map_or(plan.tokens, |bucket| bucket.tokens);
         let layout = StepLayout::new(tokens, plan.new_blocks);
-        let layout = plan.saves.map_or(layout, |copies| layout.saving(copies));
+        let layout = plan.ring_copies.map_or(layout, |copies| layout.saving(copies));
         self.begun(step, &requests, layout, report)?;
         if let Some(other) = step.meanwhile() {
             let report =
@@ -43,15 +43,15 @@ impl Model {
         self.ended(step, plan, report, has_layers)
     }
 
-    /// The number of checkpoints that the step saves according to its plan, if that is possible.
-    fn saves_of(
+    /// The number of checkpoints for which the step copies rings according to its plan, if that is possible.
+    fn ring_copies_of(
         &self,
         step: &Step,
         requests: &[StepRequest],
         report: &Report,
         has_layers: bool,
     ) -> Result<Option<u32>, String> {
-        let Ok(StepPlan { saves: got, .. }) = report.begun else { return Ok(None) };
+        let Ok(StepPlan { ring_copies: got, .. }) = report.begun else { return Ok(None) };
         let may_save = step.group == LayerGroup::Trunk && self.config.num_checkpoints > 0;
         let bucket = step.launches.bucket().filter(|_| has_layers);
         let tokens = requests.iter().map(|part| part.tokens).max().unwrap_or(0);
@@ -129,7 +129,10 @@ impl Model {
                 self.commit(step.group, commit);
                 if step.group == LayerGroup::Trunk && self.shares() {
                     // A subject with kernels saves after the step what the step's kernels could not save.
-                    self.tell(commit, has_layers || plan.tokens_per_request > self.rollback());
+                    self.tell(
+                        commit,
+                        has_layers || plan.tokens_per_request > self.max_decode_tokens(),
+                    );
                 }
                 return if answers.next().is_none() { Ok(()) } else { Err("a commit more".into()) };
             }

@@ -186,5 +186,6 @@ fn transfer(receiver: &mut Receiver<Nixl>, offer: &Offer, payload: &Payload) -> 
             ensure!(verified.bytes() == payload.bytes(), "all of it");
             return Ok(time);
         }
+        ensure!(start.elapsed() < 2 * DEADLINE, "a transfer does not end: {:?}", receiver.stats());
     }
 }

@@ -20,7 +20,7 @@ impl Fact {
     /// Why two caches may differ in it.
     const fn of(self) -> &'static str {
         match self {
-            Self::Shape => "model, formats, attention split and the program's layout version",
+            Self::Shape => "model, formats, attention cluster and the program's layout version",
             Self::Weights => "the identity of the weights",
             Self::Owner => "salt and adapter",
         }

@@ -11,37 +11,42 @@ pub struct Fingerprint {
     /// Digest of model and formats: kinds of layers, ratios, rotary embedding, how rows and keys are stored.
     /// `max_draft` and the size of the cache are not included.
     pub shape: [u8; 32],
-    /// Digest of the identity of the weights, which the caller gives: a digest of them, or their revision; never empty.
+    /// Digest of the identity that the caller gives: of the weights, and of what else makes these bytes.
     pub weights: [u8; 32],
     /// Digest of salt and adapter.
     pub owner: [u8; 32],
 }
 
 impl Fingerprint {
-    /// The fingerprint of requests with this salt and adapter, in a cache of this configuration that serves weights of
-    /// this identity.
+    /// The fingerprint of requests with this salt and adapter, in a cache of this configuration.
+    ///
+    /// `identity` distinguishes the bytes of these caches from those of others with the same configuration: a digest of the
+    /// weights or their revision, and of anything else that changes bytes, as for a cold tier. The same model has other bits
+    /// on the CPU, on another kind of GPU, and in another build of the program. If machines that differ in these have one
+    /// identity, a request continues from the bits of the machine that computed it, and a prompt at the target has other
+    /// bits after a prefix came than before.
     ///
     /// # Errors
     /// [`ImageError::NoIdentity`].
     pub fn new(
         config: &CacheConfig,
-        weights: &[u8],
+        identity: &[u8],
         salt: &[u8],
         adapter: &[u8],
     ) -> Result<Self, ImageError> {
-        let weights = Self::weights_of(weights)?;
+        let weights = Self::weights_of(identity)?;
         let (shape, owner) = (Self::shape_of(config), Self::owner_of(salt, adapter));
         Ok(Self { shape, weights, owner })
     }
 
-    /// [`Self::weights`] for weights of this identity.
+    /// [`Self::weights`] for this identity ([`Self::new`]).
     ///
     /// # Errors
     /// [`ImageError::NoIdentity`] if it is empty, by which unlike weights would pass as equal.
-    pub fn weights_of(weights: &[u8]) -> Result<[u8; 32], ImageError> {
-        match weights {
+    pub fn weights_of(identity: &[u8]) -> Result<[u8; 32], ImageError> {
+        match identity {
             [] => Err(ImageError::NoIdentity),
-            _ => Ok(blake3::hash(weights).into()),
+            _ => Ok(blake3::hash(identity).into()),
         }
     }
 

@@ -36,10 +36,14 @@ pub use codec::{decode_manifest, decode_opening};
 pub use error::{Fact, ImageError, VERSION};
 pub use fingerprint::Fingerprint;
 
+use std::num::NonZero;
 use std::ops::Range;
+use std::sync::LazyLock;
+use std::thread::available_parallelism;
 
 use dsv4_kv::transfer::{Part, PartLayout, Positions};
 use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use twox_hash::XxHash3_128;
 
 /// Identifies a payload at its source, as the source named it in its offer.
@@ -102,18 +106,29 @@ pub(crate) fn places(sections: &[Section], first: usize) -> impl Iterator<Item =
     })
 }
 
-/// xxh3-128 of ranges of bytes. On four or more threads, large inputs are hashed in parallel; on two cores sharing the
-/// work takes as long as doing it.
+/// The threads that hash large inputs, `None` if the system starts none. They are not the program's own: a worker of
+/// rayon that waits runs other jobs of its pool, and such a job could wait for a lock that its own thread holds.
+static HASHERS: LazyLock<Option<ThreadPool>> = LazyLock::new(|| {
+    // More would wait for memory.
+    const MAX_THREADS: usize = 16;
+    let threads = available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
+    let name = |thread| format!("digests {thread}");
+    ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().ok()
+});
+
+/// xxh3-128 of ranges of bytes. On four or more cores, large inputs are hashed in parallel; on two cores sharing the
+/// work takes as long as doing it. A worker of rayon hashes alone, since it would run other jobs while it waits.
 pub(crate) fn digests(bytes: &[u8], places: &[Range<usize>]) -> Vec<u128> {
     // Fewer bytes are hashed before other threads have started.
     const MANY: usize = 1 << 20;
     const CORES: usize = 4;
     let digest = |place: &Range<usize>| XxHash3_128::oneshot(&bytes[place.clone()]);
-    let few = places.iter().map(Range::len).sum::<usize>() < MANY;
-    if few || rayon::current_num_threads() < CORES {
-        return places.iter().map(digest).collect();
+    let many = places.iter().map(Range::len).sum::<usize>() >= MANY;
+    let hashers = (many && rayon::current_thread_index().is_none()).then_some(HASHERS.as_ref());
+    match hashers.flatten().filter(|hashers| hashers.current_num_threads() >= CORES) {
+        Some(hashers) => hashers.install(|| places.par_iter().map(digest).collect()),
+        None => places.iter().map(digest).collect(),
     }
-    places.par_iter().map(digest).collect()
 }
 
 /// The description of an image.
@@ -147,5 +162,36 @@ impl Manifest {
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.sections.iter().fold(0, |sum, section| section.part.bytes.saturating_add(sum))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, mpsc};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Jobs of one pool that hash while they hold a lock, as senders of one fabric do.
+    #[test]
+    fn jobs_that_hold_a_lock_do_not_wait_for_themselves() {
+        const PLACES: usize = 64;
+        let (done, all) = mpsc::channel();
+        std::thread::spawn(move || {
+            let pool = ThreadPoolBuilder::new().num_threads(8).build().expect("threads");
+            let (lock, bytes) = (Mutex::new(()), vec![7; 1 << 21]);
+            let places: Vec<_> = (0..PLACES).map(|place| place << 15..(place + 1) << 15).collect();
+            pool.in_place_scope(|jobs| {
+                for _ in 0..100 {
+                    jobs.spawn(|_| {
+                        let _held = lock.lock().expect("no panic");
+                        assert_eq!(digests(&bytes, &places).len(), PLACES);
+                    });
+                }
+            });
+            let _ = done.send(digests(&bytes, &places));
+        });
+        let digests = all.recv_timeout(Duration::from_secs(60)).expect("no deadlock");
+        assert_eq!(digests, [XxHash3_128::oneshot(&[7; 1 << 15]); PLACES]);
     }
 }

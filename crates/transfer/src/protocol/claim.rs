@@ -7,12 +7,12 @@ use dsv4_kv::{CacheId, RequestId};
 
 use crate::image::Source;
 
-/// A request whose bytes are in their room in the cache, and whose source was asked for it. The cache can run steps
-/// meanwhile.
+/// A request whose bytes are in their reserved memory in the cache, and whose source was asked for it. The cache can
+/// run steps meanwhile.
 #[derive(Debug)]
-#[must_use = "the room of a claim that is dropped is lost to its cache; settle it, or give it up"]
+#[must_use = "the slot and blocks of a claim that is dropped are lost to its cache; settle it, or give it up"]
 pub struct Claim {
-    /// The cache that has the room.
+    /// The cache of the reservation.
     pub(super) cache: CacheId,
     pub(super) loaded: Loaded,
     pub(super) source: Source,
@@ -35,7 +35,7 @@ impl Claim {
 
 /// The state of a claim.
 #[derive(Debug)]
-#[must_use = "a claim that waits has room"]
+#[must_use = "a claim that waits holds a slot and blocks"]
 pub enum Claimed {
     /// The source has not answered yet.
     Waits(Claim),

@@ -132,11 +132,11 @@ pub enum TransferError {
         /// The kind of the image.
         found: ImageKind,
     },
-    /// The room was reserved for other positions than those of the request.
-    #[error("room was reserved for {room:?}, and the request is at {request:?}")]
-    OtherRoom {
-        /// The positions of the room.
-        room: Positions,
+    /// The reservation is for other positions than those of the request.
+    #[error("the reservation is for {reserved:?}, and the request is at {request:?}")]
+    OtherReservation {
+        /// The positions of the reservation.
+        reserved: Positions,
         /// Where the request is.
         request: Positions,
     },

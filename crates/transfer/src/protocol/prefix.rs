@@ -20,20 +20,20 @@ use crate::transport::{RegionMut, Registered, Transport};
 
 impl<T: Transport> Sender<T> {
     /// Copies a prefix to memory that targets can read, and offers it to one of them. Its salt and adapter are those of
-    /// the prompt that it was exported for; `weights` is as of [`Fingerprint::new`]. The sender holds it until a target
+    /// the prompt that it was exported for; `identity` is as of [`Fingerprint::new`]. The sender holds it until a target
     /// gives it up ([`Self::give_up`]), or until [`Self::expire`] is called with a time later than `until`.
     ///
     /// # Errors
-    /// [`TransferError::Image`] if `weights` is empty; [`TransferError::SenderFull`], [`TransferError::Cache`],
+    /// [`TransferError::Image`] if `identity` is empty; [`TransferError::SenderFull`], [`TransferError::Cache`],
     /// [`TransferError::Transport`]. Nothing is offered then.
     pub fn offer_prefix<B: Backend>(
         &mut self,
         export: &mut PrefixExport<'_, '_, B>,
-        weights: &[u8],
+        identity: &[u8],
         until: Duration,
     ) -> Result<Offer, TransferError> {
         let (at, Prompt { tokens, salt, adapter }) = (export.positions(), export.prompt());
-        let fingerprint = Fingerprint::new(export.config(), weights, salt, adapter)?;
+        let fingerprint = Fingerprint::new(export.config(), identity, salt, adapter)?;
         let parts = export.layout().prefix_parts(at).into_iter();
         let sections: Vec<_> = parts.map(|part| Section { part, digest: 0 }).collect();
         let (kind, source) = (ImageKind::Prefix, self.next_source());
@@ -101,13 +101,13 @@ impl<B: Backend> Target<'_, B> {
     ) -> Result<Option<PrefixImport>, TransferError> {
         let Manifest { fingerprint, at, tokens, .. } = verified.manifest();
         self.check_own(verified.manifest(), ImageKind::Prefix)?;
-        let Self { cache, stream, port, .. } = self;
+        let Self { cache, stream, staging, .. } = self;
         if !made(Mistake::OwnerIgnored) {
             let needed = Fingerprint::owner_of(salt, adapter);
             Fingerprint::compare(Fact::Owner, &needed, &fingerprint.owner)?;
         }
         let prompt = Prompt { tokens, salt, adapter };
         let parts = verified.parts(cache.device())?;
-        Ok(cache.import_prefix_from(stream, port, &prompt, (*at, parts.as_parts()))?)
+        Ok(cache.import_prefix_from(stream, staging, &prompt, (*at, parts.as_parts()))?)
     }
 }

@@ -303,7 +303,9 @@ impl<T: Transport> Receiver<T> {
     /// and tries to reopen a transport that could not be reopened.
     pub fn poll(&mut self, now: Duration) -> Vec<Ended> {
         self.quarantine.now = now;
-        for reading in std::mem::take(&mut self.reading) {
+        for _ in 0..self.reading.len() {
+            // One at a time, so that a panic in the transport loses no other transfer.
+            let reading = self.reading.remove(0);
             let id = reading.id;
             match self.advance(now, reading) {
                 Ok(Advanced::GoesOn(reading)) => self.reading.push(reading),

@@ -36,6 +36,10 @@ pub struct Sender<T: Transport> {
     /// Bytes of open transfers and offers. An open transfer that is dropped counts for ever, since its memory is never freed.
     held: u64,
     offered: HashMap<u64, Offered>,
+    /// How long the memory of an offer that ended without a claim is kept.
+    linger: Duration,
+    /// That memory, and the time at which [`Self::expire`] first saw it.
+    lingering: Vec<(Registered, Option<Duration>)>,
 }
 
 /// A payload that may be claimed.
@@ -60,7 +64,19 @@ impl<T: Transport> Sender<T> {
         // Random, because std seeds its hasher randomly.
         let epoch = RandomState::new().hash_one("epoch");
         let (limit, offered) = (most_bytes, HashMap::new());
-        Self { transport, storage, epoch, next: 1, limit, held: 0, offered }
+        let (linger, lingering) = (Duration::ZERO, Vec::new());
+        Self { transport, storage, epoch, next: 1, limit, held: 0, offered, linger, lingering }
+    }
+
+    /// Keeps the memory of an offer that ends without a claim for `linger` more, at least until a call of
+    /// [`Self::expire`] with a time so much later than another one; the default is not at all. A target may still read it:
+    /// its read has missed the deadline, or a message has come late. With NIXL over TCP a source whose memory is freed
+    /// meanwhile crashes: give it [`Deadlines::fence`](super::Deadlines::fence) and
+    /// [`Deadlines::read`](super::Deadlines::read) of its targets together, after which they read no more. The memory of a
+    /// claimed offer is freed at once: its target has all bytes.
+    #[must_use]
+    pub fn with_linger(self, linger: Duration) -> Self {
+        Self { linger, ..self }
     }
 
     /// Takes memory for the payload of a request that will be at the positions `at`, with these tokens: of a prompt,
@@ -214,33 +230,52 @@ impl<T: Transport> Sender<T> {
     /// A target has all bytes and asks whether it may admit the request. `true` once, and only while the sender holds
     /// the offer. The request then belongs to the target, and the caller releases its own copy.
     pub fn claim(&mut self, source: Source) -> bool {
-        source.epoch == self.epoch && self.take_back(source.lease)
+        source.epoch == self.epoch && self.end(source.lease, true)
     }
 
-    /// A target reports that it does not want its offer and has not admitted it: frees the memory. `false` if the offer
+    /// A target reports that it does not want its offer and has not admitted it: frees the memory
+    /// ([`Self::with_linger`]). `false` if the offer
     /// was claimed, taken back or expired before, or is another sender's. `false` does not say who has the request: the
     /// target whose claim was answered with yes, or no cache at all if that target is the one that gives up.
     pub fn give_up(&mut self, source: Source) -> bool {
         source.epoch == self.epoch && self.take_back(source.lease)
     }
 
-    /// Takes an offer back: it can no longer be claimed, and its memory is free. `false` if it was claimed or taken
-    /// back before.
+    /// Takes an offer back: it can no longer be claimed, and its memory is free ([`Self::with_linger`]). `false` if it was
+    /// claimed or taken back before.
     pub fn take_back(&mut self, lease: u64) -> bool {
+        self.end(lease, false)
+    }
+
+    /// Ends an offer. `is_read` says that nobody reads its memory any more.
+    fn end(&mut self, lease: u64, is_read: bool) -> bool {
         let Some(Offered { memory, .. }) = self.offered.remove(&lease) else { return false };
-        // If this fails, the transport keeps the memory; the lease is over in any case.
-        let _ = self.free(memory);
+        if is_read || self.linger.is_zero() {
+            // If this fails, the transport keeps the memory; the lease is over in any case.
+            let _ = self.free(memory);
+        } else {
+            self.lingering.push((memory, None));
+        }
         true
     }
 
     /// Takes back all offers whose time is before `now`, and returns their sources. Their requests belong to the caller
-    /// again, which can continue or release them.
+    /// again, which can continue or release them. Frees memory that was kept for its time ([`Self::with_linger`]).
     pub fn expire(&mut self, now: Duration) -> Vec<Source> {
         let is_over = |offered: &Offered| offered.until < now && !made(Mistake::LeaseIgnored);
         let over = self.offered.iter().filter(|(_, offered)| is_over(offered));
         let mut leases: Vec<_> = over.map(|(&lease, _)| lease).collect();
         leases.sort_unstable();
         leases.retain(|&lease| self.take_back(lease));
+        for (memory, since) in std::mem::take(&mut self.lingering) {
+            let since = since.unwrap_or(now);
+            if now.saturating_sub(since) < self.linger {
+                self.lingering.push((memory, Some(since)));
+            } else {
+                // If this fails, the transport keeps the memory.
+                let _ = self.free(memory);
+            }
+        }
         let epoch = self.epoch;
         leases.into_iter().map(|lease| Source { epoch, lease }).collect()
     }
@@ -251,7 +286,8 @@ impl<T: Transport> Sender<T> {
         self.offered.len()
     }
 
-    /// Bytes of open transfers and offers, and of memory that the transport could not give back.
+    /// Bytes of open transfers and offers, of memory that is kept after an offer ([`Self::with_linger`]), and of memory that
+    /// the transport could not give back.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held

@@ -14,7 +14,7 @@ use dsv4_kv_transfer::{
     Target, TransferError, Transport, Verified,
 };
 
-use crate::world::{self, Answers, MOST, Site, World, deadlines, emulated, settings};
+use crate::world::{self, Answers, MAX_BYTES, Site, World, deadlines, emulated, settings};
 
 /// A source that says yes.
 struct Anybody;
@@ -27,7 +27,7 @@ impl Answers for Anybody {
 
 fn read(world: &mut World) -> Verified {
     let fabric = Fabric::default();
-    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
     let offer = world.offer(&mut sender, 2);
     receive(&fabric, &offer, &world.expected())
 }
@@ -38,21 +38,21 @@ fn receive(fabric: &Fabric, offer: &Offer, expected: &Expected<'_>) -> Verified 
     receiver.poll(Duration::ZERO).remove(0).1.unwrap()
 }
 
-/// Admits a payload to room for the positions `room`. Returns its positions or the error, and releases it.
+/// Admits a payload to a reservation for the positions `reserved`. Returns its positions or the error, and releases it.
 fn admit(
     site: &mut Site,
     verified: &Verified,
-    room: Positions,
+    reserved: Positions,
 ) -> Result<Positions, TransferError> {
-    let room = site.fed.manager.reserve(room).unwrap();
+    let reserved = site.fed.manager.reserve(reserved).unwrap();
     let stream = &site.fed.stream.clone();
     let mut target = Target {
         cache: &mut site.fed.manager,
         stream,
-        port: &mut site.port,
+        staging: &mut site.staging,
         weights: crate::world::weights(),
     };
-    let admitted = world::admit(&mut target, verified, room, &mut Anybody);
+    let admitted = world::admit(&mut target, verified, reserved, &mut Anybody);
     let at = admitted.map(|id| {
         let at = site.fed.manager.positions(id).unwrap();
         site.fed.manager.release(id).unwrap();
@@ -60,7 +60,7 @@ fn admit(
     });
     let ledger = site.fed.manager.ledger();
     let is_free = (ledger.free_blocks(), ledger.live_requests());
-    assert_eq!(is_free, (ledger.total_blocks(), 0), "the room is free");
+    assert_eq!(is_free, (ledger.total_blocks(), 0), "the reservation is ended");
     at
 }
 
@@ -94,7 +94,7 @@ pub fn a_payload_is_of_one_model() {
 pub fn a_payload_is_of_one_set_of_weights() {
     let mut world = World::new();
     let fabric = Fabric::default();
-    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
     world.fingerprint = Fingerprint::new(&settings(3, 2, 6), b"fine-tuned", b"salt", b"").unwrap();
     let offer = world.offer(&mut sender, 2);
     let verified = receive(&fabric, &offer, &world.expected());
@@ -105,20 +105,20 @@ pub fn a_payload_is_of_one_set_of_weights() {
     assert!(is_weights, "{error}");
 }
 
-/// Room for another position can have the same number of bytes.
+/// A reservation for another position can have the same number of bytes.
 pub fn room_is_for_one_position() {
     let mut world = World::new();
     let (verified, again) = (read(&mut world), read(&mut world));
     let (at, later) = (verified.manifest().at, Positions { trunk: 136, draft: 136 });
     assert_eq!(world.layout.bytes(later), world.layout.bytes(at));
     let target = &mut world.target;
-    let error = refused(Mistake::RoomIgnored, || admit(target, &verified, later));
+    let error = refused(Mistake::ReservationIgnored, || admit(target, &verified, later));
     let is_other = matches!(
         error,
-        TransferError::OtherRoom { room, request } if (room, request) == (later, at)
+        TransferError::OtherReservation { reserved, request } if (reserved, request) == (later, at)
     );
     assert!(is_other, "{error}");
-    // With the right room it is admitted.
+    // With the right one it is admitted.
     assert_eq!(admit(target, &again, at).unwrap(), at);
 }
 

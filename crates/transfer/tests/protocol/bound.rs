@@ -9,7 +9,7 @@ use dsv4_kv_transfer::protocol::NotOffered;
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
 use dsv4_kv_transfer::{ImageError, Receiver, Sender, TransferError};
 
-use crate::world::{MOST, NEVER, World, deadlines};
+use crate::world::{MAX_BYTES, NEVER, World, deadlines};
 
 fn at(tokens: u32) -> Positions {
     Positions { trunk: tokens, draft: tokens }
@@ -20,14 +20,14 @@ fn at(tokens: u32) -> Positions {
 pub fn a_payload_is_of_one_position() {
     let mut world = World::new();
     let fabric = Fabric::default();
-    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
     let (id, other) = (world.samples[2].id, world.samples[1].id);
     let World { source, story, fingerprint, .. } = &mut world;
     let stream = source.fed.stream.clone();
     let tokens: Vec<u32> = (0..134).collect();
     let mut transfer = source.open(&mut sender, (id, *fingerprint), (at(134), &tokens));
     // Two tokens before the end: the full block is final, the state is not.
-    let mut export = source.fed.manager.export(&stream, &mut source.port, id).unwrap();
+    let mut export = source.fed.manager.export(&stream, &mut source.staging, id).unwrap();
     let ready = sender.take(&mut transfer, &mut export).unwrap();
     assert_eq!((ready.bytes, transfer.is_whole()), (export.layout().block_bytes(), false));
     // Refused: a number of tokens that differs from the position, and a position that the request has passed.
@@ -37,11 +37,11 @@ pub fn a_payload_is_of_one_position() {
     assert!(matches!(refused, TransferError::MovedOn { .. }), "{refused}");
     let NotOffered(mut transfer, refused) = sender.offer(transfer, NEVER).unwrap_err();
     assert!(matches!(refused, TransferError::NotWhole { there: 1, .. }), "{refused}");
-    let mut export = source.fed.manager.export(&stream, &mut source.port, other).unwrap();
+    let mut export = source.fed.manager.export(&stream, &mut source.staging, other).unwrap();
     let refused = sender.take(&mut transfer, &mut export).unwrap_err();
     assert!(matches!(refused, TransferError::OtherRequest { .. }), "{refused}");
     source.fed.step(&[Part::new(id, story, 132..138)], Padding::None);
-    let mut export = source.fed.manager.export(&stream, &mut source.port, id).unwrap();
+    let mut export = source.fed.manager.export(&stream, &mut source.staging, id).unwrap();
     let refused = sender.take(&mut transfer, &mut export).unwrap_err();
     let is_past = matches!(refused, TransferError::MovedOn { found, .. } if found == at(138));
     assert!(is_past, "{refused}");
@@ -53,19 +53,19 @@ pub fn a_payload_is_of_one_position() {
 /// A call that fails while parts are copied leaves the transfer as it was.
 pub fn an_open_transfer_outlives_failures() {
     let mut world = World::new();
-    let mut sender = Sender::new(Loopback::new(&Fabric::default()), MOST);
+    let mut sender = Sender::new(Loopback::new(&Fabric::default()), MAX_BYTES);
     let sample = &world.samples[2];
     let of = (sample.id, world.fingerprint);
     let mut transfer = world.source.open(&mut sender, of, (sample.at, &sample.tokens));
-    let (stream, port) = (world.source.fed.stream.clone(), &mut world.target.port);
-    // A port of another cache.
-    let refused = world.source.fed.manager.export(&stream, port, sample.id).unwrap_err();
-    assert!(matches!(refused, MoveError::ForeignPort), "{refused}");
+    let (stream, staging) = (world.source.fed.stream.clone(), &mut world.target.staging);
+    // Staging memory of another cache.
+    let refused = world.source.fed.manager.export(&stream, staging, sample.id).unwrap_err();
+    assert!(matches!(refused, MoveError::ForeignStaging), "{refused}");
     // A stream of another device.
-    let (other, port) = (world.target.fed.stream.clone(), &mut world.source.port);
-    let refused = world.source.fed.manager.export(&other, port, sample.id).unwrap_err();
+    let (other, staging) = (world.target.fed.stream.clone(), &mut world.source.staging);
+    let refused = world.source.fed.manager.export(&other, staging, sample.id).unwrap_err();
     assert!(refused.to_string().contains("stream"), "{refused}");
-    let mut export = world.source.fed.manager.export(&stream, port, sample.id).unwrap();
+    let mut export = world.source.fed.manager.export(&stream, staging, sample.id).unwrap();
     sender.take(&mut transfer, &mut export).unwrap();
     let offer = sender.offer(transfer, NEVER).unwrap();
     assert_eq!(decode_manifest(&offer.manifest).unwrap().0.sections.len(), {
@@ -79,7 +79,7 @@ pub fn a_sender_that_restarts_holds_nothing() {
     let mut world = World::new();
     let fabric = Fabric::default();
     let [first, second] = [(); 2].map(|()| {
-        let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+        let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
         let offer = world.offer(&mut sender, 2);
         (sender, decode_manifest(&offer.manifest).unwrap().0.source)
     });
@@ -93,7 +93,7 @@ pub fn a_sender_that_restarts_holds_nothing() {
 pub fn a_request_that_is_too_long_is_not_read() {
     let mut world = World::new();
     let fabric = Fabric::default();
-    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
     let offer = world.offer(&mut sender, 2);
     let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 1 << 30);
     let short = dsv4_kv_transfer::Expected { max_context: 129, ..world.expected() };
@@ -109,7 +109,7 @@ pub fn a_request_that_is_too_long_is_not_read() {
 pub fn requests_without_tokens_are_bounded() {
     let mut world = World::new();
     let fabric = Fabric::default();
-    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
     let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 256 << 10);
     let id = world.source.fed.manager.admit().unwrap();
     let fingerprint = world.fingerprint;

@@ -1,6 +1,7 @@
 //! Claims: sources that do not answer or answer late, and offers that arrive twice.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use dsv4_kv::device::Emulator;
@@ -13,7 +14,7 @@ use dsv4_kv_transfer::{
     Claim, Claimed, Control, Receiver, Sender, Source, Target, TransferError, TransferId, Verified,
 };
 
-use crate::world::{BLOCKS, MOST, NEVER, World, deadlines};
+use crate::world::{BLOCKS, MAX_BYTES, NEVER, World, deadlines};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -52,7 +53,7 @@ struct Came {
 impl Came {
     fn new() -> Self {
         let (mut world, fabric) = (World::new(), Fabric::default());
-        let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+        let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
         let verified = Self::verify(&mut world, &mut sender, &fabric);
         Self { world, sender, fabric, verified, hand: Hand::default() }
     }
@@ -71,20 +72,20 @@ impl Came {
 
     fn try_load(&mut self, until: Duration) -> Result<Claim, TransferError> {
         let at = self.verified.manifest().at;
-        let room = self.world.target.fed.manager.reserve(at).unwrap();
-        self.load_into(room, until)
+        let reserved = self.world.target.fed.manager.reserve(at).unwrap();
+        self.load_into(reserved, until)
     }
 
-    fn load_into(&mut self, room: Reserved, until: Duration) -> Result<Claim, TransferError> {
+    fn load_into(&mut self, reserved: Reserved, until: Duration) -> Result<Claim, TransferError> {
         let site = &mut self.world.target;
         let stream = site.fed.stream.clone();
         let mut target = Target {
             cache: &mut site.fed.manager,
             stream: &stream,
-            port: &mut site.port,
+            staging: &mut site.staging,
             weights: crate::world::weights(),
         };
-        target.load(&self.verified, room, until, &mut self.hand)
+        target.load(&self.verified, reserved, until, &mut self.hand)
     }
 
     fn settle(&mut self, now: Duration, claim: Claim) -> Result<Claimed, TransferError> {
@@ -93,7 +94,7 @@ impl Came {
         let mut target = Target {
             cache: &mut site.fed.manager,
             stream: &stream,
-            port: &mut site.port,
+            staging: &mut site.staging,
             weights: crate::world::weights(),
         };
         target.settle(now, claim, &mut self.hand)
@@ -112,7 +113,7 @@ fn waits(claimed: Result<Claimed, TransferError>) -> Claim {
     }
 }
 
-/// The target's cache runs steps while a claim is open. At the deadline the room is freed, and the source is told.
+/// The target's cache runs steps while a claim is open. At the deadline the reservation is ended, and the source is told.
 pub fn a_silent_source_holds_nobody() {
     let mut came = Came::new();
     let claim = came.load(SECOND);
@@ -224,9 +225,9 @@ struct Repeated {
 impl Repeated {
     fn new() -> Self {
         let (mut world, fabric) = (World::new(), Fabric::default());
-        let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+        let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
         let (source, offer) = world.offer_until(&mut sender, 2, NEVER);
-        let receiver = Receiver::new(Loopback::new(&fabric), deadlines(), MOST);
+        let receiver = Receiver::new(Loopback::new(&fabric), deadlines(), MAX_BYTES);
         Self { world, sender, receiver, offer, source, keeps: Keeps::default() }
     }
 
@@ -241,8 +242,8 @@ impl Repeated {
 
     fn load(&mut self, verified: &Verified) -> Claim {
         let Self { world, keeps, .. } = self;
-        let room = world.target.fed.manager.reserve(verified.manifest().at).unwrap();
-        target(world, |target| target.load(verified, room, SECOND, keeps)).unwrap()
+        let reserved = world.target.fed.manager.reserve(verified.manifest().at).unwrap();
+        target(world, |target| target.load(verified, reserved, SECOND, keeps)).unwrap()
     }
 
     fn settle(&mut self, claim: Claim) -> Result<Claimed, TransferError> {
@@ -278,8 +279,8 @@ impl Repeated {
 fn target<R>(world: &mut World, work: impl FnOnce(&mut Target<'_, Emulator>) -> R) -> R {
     let site = &mut world.target;
     let (stream, weights) = (site.fed.stream.clone(), crate::world::weights());
-    let (cache, port) = (&mut site.fed.manager, &mut site.port);
-    work(&mut Target { cache, stream: &stream, port, weights })
+    let (cache, staging) = (&mut site.fed.manager, &mut site.staging);
+    work(&mut Target { cache, stream: &stream, staging, weights })
 }
 
 fn is_taken(refused: &TransferError, source: Source) -> bool {
@@ -353,26 +354,26 @@ pub fn an_offer_that_comes_again_late() {
     }
 }
 
-/// Room and claims of another cache are returned in all cases, since only that cache can free them, and the source's
+/// Reservations and claims of another cache are returned in all cases, since only that cache can free them, and the source's
 /// answer to a claim is left for that cache.
 pub fn room_of_another_cache_is_handed_back() {
     let handed_back = |error| match error {
-        TransferError::Cache(MoveError::ForeignRoom(room)) => room,
+        TransferError::Cache(MoveError::ForeignReservation(reserved)) => reserved,
         other => panic!("{other}"),
     };
     let mut came = Came::new();
     let mut other = Came::new();
     let at = came.verified.manifest().at;
     let short = Positions { trunk: at.trunk - 1, draft: at.draft - 1 };
-    let frees = |other: &mut Came, room| {
+    let frees = |other: &mut Came, reserved| {
         assert_eq!(other.world.target.fed.manager.ledger().live_requests(), 1);
-        other.world.target.fed.manager.give_back(room).unwrap();
+        other.world.target.fed.manager.give_back(reserved).unwrap();
         assert!(other.is_free());
     };
     for at in [at, short] {
-        let room = other.world.target.fed.manager.reserve(at).unwrap();
-        let room = handed_back(came.load_into(room, SECOND).unwrap_err());
-        frees(&mut other, room);
+        let reserved = other.world.target.fed.manager.reserve(at).unwrap();
+        let reserved = handed_back(came.load_into(reserved, SECOND).unwrap_err());
+        frees(&mut other, reserved);
     }
     for answer in [Some(false), None, Some(true)] {
         other.verified = Came::verify(&mut other.world, &mut other.sender, &other.fabric);
@@ -410,7 +411,7 @@ pub fn sources_are_told() {
         let mut target = Target {
             cache: &mut site.fed.manager,
             stream: &stream,
-            port: &mut site.port,
+            staging: &mut site.staging,
             weights: crate::world::weights(),
         };
         target.give_up(claim, &mut came.hand).unwrap();
@@ -419,19 +420,66 @@ pub fn sources_are_told() {
             assert!(came.sender.give_up(source));
         }
         assert_eq!(came.sender.offers(), 1 - told);
-        // Room for another position is refused before the source is asked.
+        // A reservation for another position is refused before the source is asked.
         let at = Positions { trunk: 136, draft: 136 };
-        let room = came.world.target.fed.manager.reserve(at).unwrap();
+        let reserved = came.world.target.fed.manager.reserve(at).unwrap();
         let site = &mut came.world.target;
         let mut target = Target {
             cache: &mut site.fed.manager,
             stream: &stream,
-            port: &mut site.port,
+            staging: &mut site.staging,
             weights: crate::world::weights(),
         };
-        let refused = target.load(&came.verified, room, NEVER, &mut came.hand).unwrap_err();
-        assert!(matches!(refused, TransferError::OtherRoom { .. }), "{refused}");
+        let refused = target.load(&came.verified, reserved, NEVER, &mut came.hand).unwrap_err();
+        assert!(matches!(refused, TransferError::OtherReservation { .. }), "{refused}");
         assert!(came.is_free() && came.hand.given_up.len() == told);
         make(Mistake::Nothing);
+    }
+}
+
+/// A control channel whose calls panic, after as many as it says.
+struct Panics(u32);
+
+impl Panics {
+    fn call<T>(&mut self, answer: T) -> T {
+        let panics = self.0 == 0;
+        self.0 = self.0.saturating_sub(1);
+        assert!(!panics, "as the test wants");
+        answer
+    }
+}
+
+impl Control for Panics {
+    fn ask(&mut self, _source: Source) -> Result<(), String> {
+        self.call(Ok(()))
+    }
+
+    fn answer(&mut self, _source: Source) -> Result<Option<bool>, String> {
+        self.call(Ok(Some(false)))
+    }
+
+    fn give_up(&mut self, _source: Source) {
+        self.call(());
+    }
+}
+
+/// A program that goes on after a panic in its control channel has all slots and blocks.
+pub fn a_panic_in_the_channel_loses_no_room() {
+    for calls in 0..3 {
+        let Came { mut world, verified, .. } = Came::new();
+        let site = &mut world.target;
+        let (stream, weights) = (site.fed.stream.clone(), crate::world::weights());
+        let before = site.fed.manager.ledger().free_blocks();
+        let reserved = site.fed.manager.reserve(verified.manifest().at).unwrap();
+        let cache = &mut site.fed.manager;
+        let mut target = Target { cache, stream: &stream, staging: &mut site.staging, weights };
+        let mut control = Panics(calls);
+        let admitted = catch_unwind(AssertUnwindSafe(|| {
+            let claim = target.load(&verified, reserved, NEVER, &mut control)?;
+            target.settle(Duration::ZERO, claim, &mut control)
+        }));
+        assert!(admitted.is_err(), "call {calls} panics");
+        let ledger = site.fed.manager.ledger();
+        assert_eq!((ledger.live_requests(), ledger.free_blocks()), (0, before), "call {calls}");
     }
 }

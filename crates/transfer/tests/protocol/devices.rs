@@ -11,7 +11,7 @@ use dsv4_kv_transfer::{
 
 use crate::streaming::Prefill;
 use crate::transports::private_directory;
-use crate::world::{self, Answers, BLOCKS, Direct, MOST, Site, World, deadlines, emulated};
+use crate::world::{self, Answers, BLOCKS, Direct, MAX_BYTES, Site, World, deadlines, emulated};
 
 /// Admits a request, and returns its bytes.
 pub fn admit<B: Backend>(
@@ -19,11 +19,15 @@ pub fn admit<B: Backend>(
     verified: &Verified,
     source: &mut impl Answers,
 ) -> Result<Vec<u8>, TransferError> {
-    let Site { fed, port } = &mut world.target;
-    let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
-    let mut target =
-        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
-    let id = world::admit(&mut target, verified, room, source)?;
+    let Site { fed, staging } = &mut world.target;
+    let (reserved, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
+    let mut target = Target {
+        cache: &mut fed.manager,
+        stream: &stream,
+        staging,
+        weights: crate::world::weights(),
+    };
+    let id = world::admit(&mut target, verified, reserved, source)?;
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();
     Ok(bytes)
@@ -35,7 +39,7 @@ fn moves<T: Transport>(
     (source, target): (T, T),
     (from, to): (Storage, Storage),
 ) {
-    let mut sender = Sender::with_storage(source, (from, MOST));
+    let mut sender = Sender::with_storage(source, (from, MAX_BYTES));
     let mut receiver = Receiver::with_storage(target, deadlines(), (to.clone(), 64 << 20));
     for sample in 0..world.samples.len() {
         let offer = world.offer(&mut sender, sample);
@@ -92,7 +96,7 @@ pub fn damage_is_found_on_devices() {
     let mut world = World::on(&source, &target);
     let directory = private_directory();
     let files = || Files::new(directory.path()).unwrap();
-    let mut sender = Sender::with_storage(files(), (storage(&source), MOST));
+    let mut sender = Sender::with_storage(files(), (storage(&source), MAX_BYTES));
     let mut receiver = Receiver::with_storage(files(), deadlines(), (storage(&target), 64 << 20));
     for sample in 0..world.samples.len() {
         let bytes = world.samples[sample].payload.len();

@@ -14,7 +14,7 @@ use dsv4_kv_transfer::{
     Deadlines, Receiver, Sender, TransferError, TransferId, Transport, TransportError, Verified,
 };
 
-use crate::world::{MOST, World};
+use crate::world::{MAX_BYTES, World};
 
 /// A fault of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub enum Fault {
     Error(Duration),
     /// The read never ends, and writes its bytes after this time.
     Never(Duration),
+    /// The transport panics when the read is polled.
+    Panic,
 }
 
 /// A write that is still to come.
@@ -159,7 +161,7 @@ impl Transport for Faulty {
         };
         let write = |bytes: &[u8]| assert!(self.fabric.write(id, start, bytes));
         match fault {
-            Fault::None => write(&bytes),
+            Fault::None | Fault::Panic => write(&bytes),
             Fault::Stale => {
                 let other: Vec<_> = bytes.iter().map(|byte| byte.wrapping_add(3)).collect();
                 write(&other);
@@ -185,6 +187,7 @@ impl Transport for Faulty {
         match fault {
             Fault::Delay(after) if passed < after => Polled::Pending(read),
             Fault::Never(_) => Polled::Pending(read),
+            Fault::Panic => panic!("as the test wants"),
             Fault::Error(_) => {
                 let why = "the peer has gone".to_owned();
                 Polled::Failed(read, TransportError::Failed { why })
@@ -217,8 +220,8 @@ pub struct Line {
 impl Line {
     pub fn new(deadlines: Deadlines) -> Self {
         let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
-        let receiver = Receiver::new(Faulty::new(&fabric, &plan), deadlines, MOST);
-        let sender = Sender::new(Loopback::new(&fabric), MOST);
+        let receiver = Receiver::new(Faulty::new(&fabric, &plan), deadlines, MAX_BYTES);
+        let sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
         Self { world: World::new(), fabric, plan, sender, receiver, now: Duration::ZERO }
     }
 

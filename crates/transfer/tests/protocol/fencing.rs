@@ -1,5 +1,6 @@
 //! Fences: after failed reads too, while other reads go on, and when the transport cannot be reopened.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use dsv4_kv_transfer::mistake::{Mistake, make};
@@ -9,7 +10,7 @@ use dsv4_kv_transfer::{Deadlines, Receiver, TransferError, TransferId};
 
 use crate::faulty::{Fault, Faulty, Line};
 use crate::streaming::Prefill;
-use crate::world::{MOST, NEVER, World, emulated};
+use crate::world::{MAX_BYTES, NEVER, World, emulated};
 
 const MILLI: Duration = Duration::from_millis(1);
 const DEADLINES: Deadlines = Deadlines {
@@ -215,7 +216,7 @@ pub fn leftovers_are_not_taken_for_bytes() {
         for storage in storages() {
             let mut line = Line::new(DEADLINES);
             let transport = Faulty::new(&line.fabric, &line.plan);
-            line.receiver = Receiver::with_storage(transport, DEADLINES, (storage, MOST));
+            line.receiver = Receiver::with_storage(transport, DEADLINES, (storage, MAX_BYTES));
             line.begin(2, Fault::None).unwrap();
             assert!(matches!(line.settle(MILLI)[..], [Ok(())]));
             assert!(line.receiver.idle_bytes() > 0, "it is used again");
@@ -327,7 +328,7 @@ pub fn transfers_are_of_one_receiver() {
     for mistake in [Mistake::IdsRepeat, Mistake::Nothing] {
         make(mistake);
         let mut line = Line::new(DEADLINES);
-        let mut other = Receiver::new(Loopback::new(&line.fabric), DEADLINES, MOST);
+        let mut other = Receiver::new(Loopback::new(&line.fabric), DEADLINES, MAX_BYTES);
         let prefill =
             Prefill::new(&mut line.world.source, &mut line.sender, line.world.fingerprint);
         let opening = prefill.opening();
@@ -344,4 +345,15 @@ pub fn transfers_are_of_one_receiver() {
         assert_eq!((other.reads(), one.source()), (1, two.source()));
         other.give_up(two).unwrap();
     }
+}
+
+/// A panic of a transport, which the program catches, loses the transfer that was polled, and no other.
+pub fn a_panic_loses_one_transfer() {
+    let mut line = Line::new(DEADLINES);
+    let ids = [(2, Fault::None), (1, Fault::Panic), (2, Fault::None), (1, Fault::None)]
+        .map(|(sample, fault)| line.begin(sample, fault).unwrap());
+    assert!(catch_unwind(AssertUnwindSafe(|| line.wait(MILLI))).is_err());
+    let ended: Vec<_> =
+        line.wait(MILLI).into_iter().map(|(id, ended)| (id, ended.is_ok())).collect();
+    assert_eq!(ended, [(ids[0], true), (ids[2], true), (ids[3], true)]);
 }

@@ -13,14 +13,14 @@ use dsv4_kv_transfer::transport::{
     Descriptor, InFlight, Nixl, NixlOptions, NotPosted, Polled, Region, RegionMut, Registered,
 };
 use dsv4_kv_transfer::{
-    Deadlines, Receiver, Target, TransferError, Transport, TransportError, Verified,
+    Deadlines, Receiver, Source, Target, TransferError, Transport, TransportError, Verified,
 };
 use libtest_mimic::Failed;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::peer::{Peer, SLACK, receiver, wait};
-use super::world::{self, Answers, BLOCKS, Site, World, deadlines};
+use super::peer::{LINGER, Peer, SLACK, nixl, poll_until, receiver, wait};
+use super::world::{self, Answers, BLOCKS, Schema, Site, World, deadlines, emulated};
 
 const ROUNDS: u32 = 100;
 
@@ -50,20 +50,24 @@ impl Files {
 fn admit(
     world: &mut World,
     verified: Result<Verified, TransferError>,
-    (room, source): (Reserved, &mut impl Answers),
+    (reserved, source): (Reserved, &mut impl Answers),
 ) -> Result<Vec<u8>, TransferError> {
-    let Site { fed, port } = &mut world.target;
+    let Site { fed, staging } = &mut world.target;
     let stream = fed.stream.clone();
     let verified = match verified {
         Ok(verified) => verified,
         Err(error) => {
-            fed.manager.give_back(room).unwrap();
+            fed.manager.give_back(reserved).unwrap();
             return Err(error);
         }
     };
-    let mut target =
-        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
-    let id = world::admit(&mut target, &verified, room, source)?;
+    let mut target = Target {
+        cache: &mut fed.manager,
+        stream: &stream,
+        staging,
+        weights: crate::world::weights(),
+    };
+    let id = world::admit(&mut target, &verified, reserved, source)?;
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();
     Ok(bytes)
@@ -84,7 +88,7 @@ fn reuse(mistake: Mistake, after: bool) -> Result<(u32, u32), Failed> {
     make(mistake);
     for _ in 0..ROUNDS {
         let at = world.samples[2].at;
-        let room = world.target.fed.manager.reserve(at)?;
+        let reserved = world.target.fed.manager.reserve(at)?;
         let (offer, lease) = peer.serve(&world, &world.samples[2], files.of(2));
         let reuse = format!("reuse {lease} {}", files.of(1));
         if !after {
@@ -97,7 +101,7 @@ fn reuse(mistake: Mistake, after: bool) -> Result<(u32, u32), Failed> {
         if after {
             peer.ask(&reuse);
         }
-        wrong += u32::from(admit(&mut world, verified, (room, &mut peer)).is_ok());
+        wrong += u32::from(admit(&mut world, verified, (reserved, &mut peer)).is_ok());
         peer.ask(&format!("end {lease}"));
     }
     make(Mistake::Nothing);
@@ -139,12 +143,12 @@ pub fn digests_are_needed() -> Result<(), Failed> {
         let mut wrong = 0;
         make(mistake);
         for _ in 0..ROUNDS {
-            let room = world.target.fed.manager.reserve(world.samples[2].at)?;
+            let reserved = world.target.fed.manager.reserve(world.samples[2].at)?;
             let (offer, lease) = peer.serve(&world, &world.samples[2], files.of(2));
             peer.ask(&format!("reuse {lease} {}", files.of(1)));
             receiver.begin(start.elapsed(), &offer, &world.expected())?;
             let verified = wait(&mut receiver, start);
-            if let Ok(bytes) = admit(&mut world, verified, (room, &mut Unknowing)) {
+            if let Ok(bytes) = admit(&mut world, verified, (reserved, &mut Unknowing)) {
                 wrong += u32::from(bytes != world.samples[2].payload);
             }
             peer.ask(&format!("end {lease}"));
@@ -228,7 +232,7 @@ fn late(mistake: Mistake, rounds: u32) -> Result<u32, Failed> {
     let (mut over, mut behind) = (Vec::<Region>::new(), Vec::new());
     make(mistake);
     for round in 0..rounds {
-        let room = world.target.fed.manager.reserve(world.samples[2].at)?;
+        let reserved = world.target.fed.manager.reserve(world.samples[2].at)?;
         let (offer, lease) = peer.serve(&world, &world.samples[2], files.of(2));
         peer.stop();
         let began = start.elapsed();
@@ -236,16 +240,14 @@ fn late(mistake: Mistake, rounds: u32) -> Result<u32, Failed> {
         let ended = wait(&mut receiver, start);
         behind.push((start.elapsed() - began).saturating_sub(read));
         peer.signal("-CONT");
-        let error = admit(&mut world, ended, (room, &mut peer)).expect_err("nobody answered");
+        let error = admit(&mut world, ended, (reserved, &mut peer)).expect_err("nobody answered");
         assert!(matches!(error, TransferError::Deadline { .. }), "{error}");
         let is_written = || freed.borrow().iter().any(is_other);
         let deadline = start.elapsed() + Duration::from_millis(500);
         while mistake != Mistake::Nothing && !is_written() && start.elapsed() < deadline {
             std::thread::yield_now();
         }
-        while receiver.quarantined_bytes() > 0 {
-            assert!(receiver.poll(start.elapsed()).is_empty());
-        }
+        poll_until(&mut receiver, start, |receiver| receiver.quarantined_bytes() == 0);
         // Quarantine gives memory back only after the last write.
         assert!(mistake != Mistake::Nothing || !freed.borrow().is_empty(), "round {round}");
         outside += u32::from(is_written());
@@ -289,6 +291,31 @@ pub fn quarantine_is_needed() -> Result<(), Failed> {
     Ok(())
 }
 
+/// An offer is given up while it is read, over TCP: its memory lingers, so that the source lives and the read ends. Without
+/// that the source dies by a segmentation fault.
+pub fn given_up_while_read() -> Result<(), Failed> {
+    const ROUNDS: u64 = 50;
+    let world = World::of(Schema::Flash, &emulated(), &emulated());
+    let mut peer = Peer::lingering();
+    let mut receiver = Receiver::new(nixl(), deadlines(), 64 << 20);
+    let (start, linger) = (Instant::now(), LINGER.as_secs());
+    for round in 0..ROUNDS {
+        let offer = peer.offer(2);
+        let transfer = receiver.begin(start.elapsed(), &offer, &world.expected())?;
+        let Source { epoch, lease } = transfer.source();
+        let ended = receiver.poll(start.elapsed()).pop();
+        assert_eq!(peer.ask(&format!("gives-up {epoch} {lease}")), "true");
+        let verified = ended.map_or_else(|| wait(&mut receiver, start), |(_, ended)| ended)?;
+        assert_eq!(verified.payload(), world.samples[2].payload, "round {round}");
+        assert_eq!(peer.ask(&format!("claim {epoch} {lease}")), "false");
+        // The time of the source passes faster.
+        let now = round * 2 * linger;
+        assert_ne!(peer.ask(&format!("expire {now}")), "0", "it lingers");
+        assert_eq!(peer.ask(&format!("expire {}", now + linger)), "0");
+    }
+    Ok(())
+}
+
 /// Sources are killed before or while their payload is read: an error by the deadline, and nothing is lost.
 pub fn killed_sources() -> Result<(), Failed> {
     let mut world = World::new();
@@ -300,7 +327,7 @@ pub fn killed_sources() -> Result<(), Failed> {
     for round in 0..ROUNDS {
         let tcp = [("UCX_TLS", "tcp")];
         let mut peer = Peer::bytes(if round % 2 == 0 { &tcp } else { &[] });
-        let room = world.target.fed.manager.reserve(world.samples[2].at)?;
+        let reserved = world.target.fed.manager.reserve(world.samples[2].at)?;
         // Either there is no connection yet, or the read has one: while it is being made, UCX itself may crash.
         let is_before: bool = random.random();
         if !is_before {
@@ -326,7 +353,7 @@ pub fn killed_sources() -> Result<(), Failed> {
             kill.join().expect("it only kills").map(|()| ended)
         })?;
         peer.child.wait()?;
-        let error = admit(&mut world, ended, (room, &mut peer)).expect_err("nobody is there");
+        let error = admit(&mut world, ended, (reserved, &mut peer)).expect_err("nobody is there");
         let name = match error {
             TransferError::Transport(_) => "the transport's error",
             TransferError::Deadline { .. } => "deadline",

@@ -9,7 +9,7 @@ use dsv4_kv_transfer::transport::{Fabric, Loopback};
 use dsv4_kv_transfer::{Receiver, Sender, Source, TransferError};
 
 use crate::faulty::{Faulty, Plan};
-use crate::world::{MOST, World, deadlines};
+use crate::world::{MAX_BYTES, World, deadlines};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -31,8 +31,8 @@ pub fn a_sender_has_a_limit() {
     assert_eq!(sender.held_bytes(), one);
     let stream = world.source.fed.stream.clone();
     let again = |world: &mut World, sender: &mut Sender<Loopback>| {
-        let (manager, port) = (&mut world.source.fed.manager, &mut world.source.port);
-        let export = manager.export(&stream, port, of.0).unwrap();
+        let (manager, staging) = (&mut world.source.fed.manager, &mut world.source.staging);
+        let export = manager.export(&stream, staging, of.0).unwrap();
         sender.open(&export, of.1, (at, &tokens))
     };
     let refused = again(&mut world, &mut sender).unwrap_err();
@@ -59,7 +59,7 @@ pub fn a_sender_has_a_limit() {
 /// for it.
 pub fn an_open_transfer_is_its_senders() {
     let (mut world, fabric) = (World::new(), Fabric::default());
-    let [mut own, mut other] = [(); 2].map(|()| Sender::new(Loopback::new(&fabric), MOST));
+    let [mut own, mut other] = [(); 2].map(|()| Sender::new(Loopback::new(&fabric), MAX_BYTES));
     let (held, _) = world.offer_until(&mut other, 1, SECOND);
     let transfer = world.take(&mut own, 2, world.fingerprint);
     let source = transfer.source();
@@ -95,7 +95,7 @@ pub fn memory_that_is_not_given_back_is_held() {
 /// An offer expires, and its request belongs to the source again: it can be neither claimed nor read.
 pub fn offers_end_by_themselves() {
     let (mut world, fabric) = (World::new(), Fabric::default());
-    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
     let (early, offer) = world.offer_until(&mut sender, 2, SECOND);
     let (late, _) = world.offer_until(&mut sender, 2, 3 * SECOND);
     assert!(sender.expire(SECOND).is_empty() && sender.offers() == 2, "it is not over yet");
@@ -111,10 +111,46 @@ pub fn offers_end_by_themselves() {
     assert!(sender.expire(10 * SECOND).is_empty(), "what was claimed has no end");
 }
 
+/// Memory of an offer that ended without a claim can be read for as long as it lingers, and counts meanwhile. Memory that
+/// was claimed is free at once.
+pub fn memory_lingers() {
+    const LINGER: Duration = Duration::from_secs(10);
+    type End = fn(&mut Sender<Loopback>, Source);
+    let ends: [End; 3] = [
+        |sender, source| assert!(sender.give_up(source)),
+        |sender, source| assert!(sender.take_back(source.lease)),
+        |sender, source| assert_eq!(sender.expire(2 * SECOND), [source]),
+    ];
+    for end in ends {
+        let (mut world, fabric) = (World::new(), Fabric::default());
+        let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES).with_linger(LINGER);
+        let (claimed, _) = world.offer_until(&mut sender, 1, SECOND);
+        assert!(sender.claim(claimed));
+        assert_eq!(sender.held_bytes(), 0);
+        let (source, offer) = world.offer_until(&mut sender, 2, SECOND);
+        end(&mut sender, source);
+        assert_eq!((sender.offers(), sender.held_bytes()), (0, bytes(&world, 2)));
+        let read = |sender: &mut Sender<Loopback>| {
+            let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 1 << 30);
+            receiver.begin(Duration::ZERO, &offer, &world.expected())?;
+            let (_, ended) = receiver.poll(Duration::ZERO).remove(0);
+            assert!(!sender.claim(source), "it is over");
+            ended.map(drop)
+        };
+        for now in [2 * SECOND, LINGER] {
+            assert!(sender.expire(now).is_empty());
+            read(&mut sender).unwrap();
+        }
+        assert!(sender.expire(2 * SECOND + LINGER).is_empty() && sender.held_bytes() == 0);
+        let error = read(&mut sender).unwrap_err();
+        assert!(matches!(error, TransferError::Transport(_)), "{error}");
+    }
+}
+
 /// A target can give up an offer of this sender once, and no offer of another sender.
 pub fn targets_give_up_what_is_theirs() {
     let (mut world, fabric) = (World::new(), Fabric::default());
-    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
     let (source, _) = world.offer_until(&mut sender, 2, SECOND);
     let of_another = Source { epoch: source.epoch ^ 1, ..source };
     assert!(!sender.give_up(of_another) && sender.offers() == 1);

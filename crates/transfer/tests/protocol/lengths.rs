@@ -55,15 +55,15 @@ impl Lengths {
         let Self { world, peer, receiver, alone, start, .. } = self;
         receiver.begin(start.elapsed(), &peer.walk(length), &world.expected())?;
         let verified = wait(receiver, *start)?;
-        let Site { fed, port } = &mut world.target;
-        let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
+        let Site { fed, staging } = &mut world.target;
+        let (reserved, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
         let mut target = Target {
             cache: &mut fed.manager,
             stream: &stream,
-            port,
+            staging,
             weights: crate::world::weights(),
         };
-        let id = admit(&mut target, &verified, room, peer)?;
+        let id = admit(&mut target, &verified, reserved, peer)?;
         for at in length..length + more {
             fed.step(&[Part::new(id, &world.story, at..at + 1)], Padding::None);
         }

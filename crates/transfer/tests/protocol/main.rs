@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 57] = [
+    let tests: Vec<(&str, fn())> = vec![
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         (
             "admitting::a_payload_is_of_one_set_of_weights",
@@ -63,8 +63,10 @@ fn main() {
         ("claims::offer_that_comes_late", claims::an_offer_that_comes_again_late),
         ("claims::room_of_another_cache", claims::room_of_another_cache_is_handed_back),
         ("claims::sources_are_told", claims::sources_are_told),
+        ("claims::panics", claims::a_panic_in_the_channel_loses_no_room),
         ("leases::own_transfers", leases::an_open_transfer_is_its_senders),
         ("leases::a_sender_has_a_limit", leases::a_sender_has_a_limit),
+        ("leases::memory_lingers", leases::memory_lingers),
         ("leases::memory_that_stays", leases::memory_that_is_not_given_back_is_held),
         ("leases::offers_end", leases::offers_end_by_themselves),
         ("leases::targets_give_up", leases::targets_give_up_what_is_theirs),
@@ -77,6 +79,7 @@ fn main() {
         ("fencing::not_compared", fencing::what_was_not_compared_is_not_used_again),
         ("fencing::late", fencing::what_ends_late_is_compared),
         ("fencing::names", fencing::transfers_are_of_one_receiver),
+        ("fencing::panics", fencing::a_panic_loses_one_transfer),
         ("pieces::faults", pieces::a_fault_in_any_piece_is_seen),
         ("pieces::deadline", pieces::all_pieces_have_one_deadline),
         ("pieces::memory", pieces::memory_is_used_again),

@@ -36,7 +36,7 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
         ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
     ];
-    let between: [Test; 17] = [
+    let between: [Test; 18] = [
         ("nixl::requests_move_between_processes", processes::requests_move),
         ("nixl::prefixes_move_between_processes", processes::prefixes_move),
         ("nixl::prompts_stream_between_processes", processes::prompts_stream),
@@ -48,6 +48,7 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_source_that_is_stopped", processes::stopped_sources),
         ("nixl::prompts_outlive_the_agent", processes::prompts_outlive_the_agent),
         ("nixl::a_source_that_is_killed", hazards::killed_sources),
+        ("nixl::given_up_while_read", hazards::given_up_while_read),
         ("nixl::memory_that_is_reused", hazards::memory_that_is_reused),
         ("nixl::digests_are_needed", hazards::digests_are_needed),
         ("nixl::claims_are_needed", hazards::claims_are_needed),

@@ -1,8 +1,9 @@
 //! A source in a process of its own. The control channel is its standard input and output.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use dsv4_kv::device::Backend;
@@ -17,27 +18,35 @@ use super::gpus::Gpu;
 use super::prefixes;
 use super::streaming::{Plan, Prefill};
 use super::walk::Walk;
-use super::world::{Answers, MOST, Sample, Schema, World, emulated};
+use super::world::{Answers, MAX_BYTES, Sample, Schema, World, emulated};
 
-/// Set in the process that is the source: to `cache`, `flash`, `long`, `bytes` or `gpu`.
+/// Set in the process that is the source: to `cache`, `flash`, `lingering`, `long`, `bytes` or `gpu`.
 const CHILD: &str = "DSV4_NIXL_TEST_SOURCE";
 /// Set for a source of kind `gpu`: `host` or `device`, the memory of its payloads.
 pub const STORAGE: &str = "DSV4_NIXL_TEST_STORAGE";
 
 /// How much later than a deadline an error may come: under other load this process may have to wait for a core.
 pub const SLACK: Duration = Duration::from_secs(1);
+/// Longest wait for what must come: twice the longest deadline of these tests, a [`Deadlines::quiet`] of 60 s.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a source of kind `lingering` keeps the memory of an offer that ended.
+pub const LINGER: Duration = Duration::from_secs(10);
 
 /// Runs the source, if this process is one.
 pub fn is_source() -> bool {
     let Some(kind) = std::env::var_os(CHILD) else { return false };
     match kind.to_str() {
-        Some("cache") => cache(World::new(), Sender::new(nixl(), MOST)),
-        Some("flash") => cache(of(Schema::Flash), Sender::new(nixl(), MOST)),
-        Some("long") => cache(of(Schema::Long), Sender::new(nixl(), MOST)),
+        Some("cache") => cache(World::new(), Sender::new(nixl(), MAX_BYTES)),
+        Some("flash") => cache(of(Schema::Flash), Sender::new(nixl(), MAX_BYTES)),
+        Some("lingering") => {
+            let sender = Sender::new(nixl(), MAX_BYTES).with_linger(LINGER);
+            cache(of(Schema::Flash), sender);
+        }
+        Some("long") => cache(of(Schema::Long), Sender::new(nixl(), MAX_BYTES)),
         Some("gpu") => {
             let gpu = Gpu::open(0).unwrap();
             let storage = std::env::var(STORAGE).unwrap();
-            let sender = Sender::with_storage(nixl(), (gpu.storage(&storage).unwrap(), MOST));
+            let sender = Sender::with_storage(nixl(), (gpu.storage(&storage).unwrap(), MAX_BYTES));
             cache(World::on(&gpu.device, &gpu.device), sender);
         }
         _ => bytes_alone(),
@@ -110,6 +119,10 @@ fn cache<B: Backend>(mut world: World<B>, mut sender: Sender<Nixl>) {
                 let (epoch, lease) = (epoch.parse().unwrap(), lease.parse().unwrap());
                 sender.give_up(Source { epoch, lease }).to_string()
             }
+            ["expire", seconds] => {
+                sender.expire(Duration::from_secs(seconds.parse().unwrap()));
+                sender.held_bytes().to_string()
+            }
             ["back", lease] => sender.take_back(lease.parse().unwrap()).to_string(),
             _ => panic!("{line}"),
         };
@@ -168,7 +181,8 @@ fn bytes_alone() {
 pub struct Peer {
     pub child: Child,
     to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    /// Its answers, which a thread reads: they may not come.
+    answers: mpsc::Receiver<std::io::Result<String>>,
     lease: u64,
 }
 
@@ -181,6 +195,12 @@ impl Peer {
     /// A source with a cache of V4-Flash.
     pub fn flash() -> Self {
         Self::start(Command::new(std::env::current_exe().unwrap()), "flash", &[])
+    }
+
+    /// As [`Self::flash`], over TCP, with memory that lingers for [`LINGER`].
+    pub fn lingering() -> Self {
+        let variables = [("UCX_TLS", "tcp")];
+        Self::start(Command::new(std::env::current_exe().unwrap()), "lingering", &variables)
     }
 
     /// A source with a cache for prompts of 8,192 tokens.
@@ -217,7 +237,12 @@ impl Peer {
             .spawn()
             .unwrap();
         let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Self { child, to, from: BufReader::new(from), lease: 0 }
+        let (tell, answers) = mpsc::channel();
+        // Ends with the process, or with its `Peer`.
+        std::thread::spawn(move || {
+            BufReader::new(from).lines().try_for_each(|line| tell.send(line))
+        });
+        Self { child, to, answers, lease: 0 }
     }
 
     pub fn ask(&mut self, question: &str) -> String {
@@ -226,11 +251,11 @@ impl Peer {
 
     fn try_ask(&mut self, question: &str) -> std::io::Result<String> {
         writeln!(self.to, "{question}")?;
-        let mut answer = String::new();
-        if self.from.read_line(&mut answer)? == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        match self.answers.recv_timeout(TIMEOUT) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => Err(ErrorKind::TimedOut.into()),
+            Err(RecvTimeoutError::Disconnected) => Err(ErrorKind::UnexpectedEof.into()),
         }
-        Ok(answer.trim_end().to_owned())
     }
 
     pub fn signal(&self, signal: &str) {
@@ -354,11 +379,30 @@ pub fn wait<T: Transport>(
 
 /// Polls until transfers have ended.
 pub fn wait_for_some<T: Transport>(receiver: &mut Receiver<T>, start: Instant) -> Vec<Ended> {
+    let begin = Instant::now();
     loop {
         let ended = receiver.poll(start.elapsed());
         if !ended.is_empty() {
             return ended;
         }
+        let (reads, stats) = (receiver.reads(), receiver.stats());
+        assert!(reads > 0, "nothing is read, so that nothing ends: {stats:?}");
+        assert!(begin.elapsed() < TIMEOUT, "{reads} transfers do not end: {stats:?}");
         std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Polls until `is_so`, while no transfer ends.
+pub fn poll_until<T: Transport>(
+    receiver: &mut Receiver<T>,
+    start: Instant,
+    is_so: impl Fn(&Receiver<T>) -> bool,
+) {
+    let begin = Instant::now();
+    while !is_so(receiver) {
+        if let Some((_, ended)) = receiver.poll(start.elapsed()).pop() {
+            panic!("a transfer has ended: {:?}", ended.map(drop));
+        }
+        assert!(begin.elapsed() < TIMEOUT, "it does not come: {:?}", receiver.stats());
     }
 }

@@ -10,7 +10,7 @@ use dsv4_kv_transfer::{
 };
 
 use crate::faulty::{Fault, Faulty, Plan};
-use crate::world::{MOST, World};
+use crate::world::{MAX_BYTES, World};
 
 const MILLI: Duration = Duration::from_millis(1);
 const DEADLINES: Deadlines =
@@ -36,7 +36,7 @@ impl Line {
         let piece = world.samples[SAMPLE].payload.len().div_ceil(PIECES as usize);
         let receiver = Receiver::new(Faulty::new(&fabric, &plan), DEADLINES, most);
         let (receiver, sender) =
-            (receiver.with_pieces(piece), Sender::new(Loopback::new(&fabric), MOST));
+            (receiver.with_pieces(piece), Sender::new(Loopback::new(&fabric), MAX_BYTES));
         Self { world, fabric, plan, sender, receiver }
     }
 
@@ -65,7 +65,7 @@ impl Line {
 
 /// A payload with wrong or missing bytes in any piece is not verified; without digests it is.
 pub fn a_fault_in_any_piece_is_seen() {
-    let mut line = Line::new(MOST);
+    let mut line = Line::new(MAX_BYTES);
     let payload = line.world.samples[SAMPLE].payload.clone();
     assert_eq!(line.came(SAMPLE, 0, Fault::None).unwrap().payload(), payload);
     assert_eq!(line.plan.reads.get(), PIECES);
@@ -98,7 +98,7 @@ pub fn a_fault_in_any_piece_is_seen() {
 
 /// Pieces that are each fast enough, but exceed the deadline together.
 pub fn all_pieces_have_one_deadline() {
-    let mut line = Line::new(MOST);
+    let mut line = Line::new(MAX_BYTES);
     let id = line.begin(SAMPLE, 0, Fault::Delay(60 * MILLI));
     assert!(line.poll(59 * MILLI).is_empty());
     line.plan.next.set(Some(Fault::Delay(60 * MILLI)));

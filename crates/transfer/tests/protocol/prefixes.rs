@@ -16,7 +16,7 @@ use dsv4_kv_transfer::{
     TransferError, Transport, Verified,
 };
 
-use crate::world::{MOST, NEVER, Site, World, deadlines, emulated, settings};
+use crate::world::{MAX_BYTES, NEVER, Site, World, deadlines, emulated, settings};
 
 /// Tokens of a prompt, of which three blocks are full.
 pub const TOKENS: usize = 400;
@@ -90,17 +90,17 @@ pub fn computed() -> (Site, Vec<u32>) {
 
 /// Offers the cached prefix of a prompt.
 pub fn offered<T: Transport>(site: &mut Site, tokens: &[u32], sender: &mut Sender<T>) -> Offer {
-    let Site { fed, port } = site;
+    let Site { fed, staging } = site;
     let stream = fed.stream.clone();
-    let export = fed.manager.export_prefix(&stream, port, &prompt(tokens, b"salt")).unwrap();
+    let export = fed.manager.export_prefix(&stream, staging, &prompt(tokens, b"salt")).unwrap();
     sender.offer_prefix(&mut export.unwrap(), b"weights", NEVER).unwrap()
 }
 
 /// The exported bytes of the cached prefix of a prompt; `None` without a checkpoint.
 pub fn exported(site: &mut Site, tokens: &[u32], salt: &[u8]) -> Option<Vec<u8>> {
-    let Site { fed, port } = site;
+    let Site { fed, staging } = site;
     let stream = fed.stream.clone();
-    let export = fed.manager.export_prefix(&stream, port, &prompt(tokens, salt)).unwrap();
+    let export = fed.manager.export_prefix(&stream, staging, &prompt(tokens, salt)).unwrap();
     export.map(|mut export| {
         let mut payload = vec![0; export.layout().prefix_bytes(export.positions()) as usize];
         export.all(&mut payload).unwrap();
@@ -111,7 +111,7 @@ pub fn exported(site: &mut Site, tokens: &[u32], salt: &[u8]) -> Option<Vec<u8>>
 impl Trees {
     fn new(target: Site) -> Self {
         let (fabric, (source, tokens)) = (Fabric::default(), computed());
-        let sender = Sender::new(Loopback::new(&fabric), MOST);
+        let sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
         Self { fabric, sender, to: Storage::host(), source, target, tokens }
     }
 
@@ -119,7 +119,7 @@ impl Trees {
     fn on_devices(target: Site) -> Self {
         let storage = |site: &Site| Storage::device(site.fed.manager.device(), 0).unwrap();
         let mut trees = Self::new(target);
-        let own = (storage(&trees.source), MOST);
+        let own = (storage(&trees.source), MAX_BYTES);
         trees.sender = Sender::with_storage(Loopback::new(&trees.fabric), own);
         trees.to = storage(&trees.target);
         trees
@@ -142,7 +142,7 @@ impl Trees {
 
     fn expect(&self, offer: &Offer) -> Verified {
         let fingerprint = self.fingerprint(b"salt");
-        let layout = self.target.port.layout();
+        let layout = self.target.staging.layout();
         let expected =
             Expected { fingerprint: &fingerprint, layout, tokens: None, max_context: 640 };
         self.receive(offer, &expected).unwrap()
@@ -153,12 +153,12 @@ impl Trees {
         verified: &Verified,
         salt: &[u8],
     ) -> Result<Option<PrefixImport>, TransferError> {
-        let Site { fed, port } = &mut self.target;
+        let Site { fed, staging } = &mut self.target;
         let stream = fed.stream.clone();
         let mut target = Target {
             cache: &mut fed.manager,
             stream: &stream,
-            port,
+            staging,
             weights: crate::world::weights(),
         };
         target.admit_prefix(verified, (salt, b"adapter"), &mut Tells(&mut self.sender))
@@ -202,7 +202,7 @@ fn comes(mut trees: Trees) {
 pub fn a_prefix_is_read_once() {
     let mut trees = Trees::new(site(1, 5, 4));
     let offer = trees.offer(256);
-    let (fingerprint, layout) = (trees.fingerprint(b"salt"), trees.target.port.layout().clone());
+    let (fingerprint, layout) = (trees.fingerprint(b"salt"), trees.target.staging.layout().clone());
     let expected =
         Expected { fingerprint: &fingerprint, layout: &layout, tokens: None, max_context: 640 };
     let (transport, to) = (Loopback::new(&trees.fabric), (trees.to.clone(), 1 << 30));
@@ -222,7 +222,7 @@ pub fn a_prefix_is_one_owners() {
     let mut trees = Trees::new(site(1, 5, 4));
     let offer = trees.offer(256);
     let (right, wrong) = (trees.fingerprint(b"salt"), trees.fingerprint(b"other"));
-    let layout = trees.target.port.layout().clone();
+    let layout = trees.target.staging.layout().clone();
     let expected =
         |fingerprint| Expected { fingerprint, layout: &layout, tokens: None, max_context: 640 };
     let weights = Fingerprint { weights: [0; 32], ..right };
@@ -272,25 +272,33 @@ pub fn a_prefix_is_no_request() {
     let mut trees = Trees::new(site(1, 5, 4));
     let offer = trees.offer(128);
     let verified = trees.expect(&offer);
-    let Site { fed, port } = &mut trees.target;
+    let Site { fed, staging } = &mut trees.target;
     let stream = fed.stream.clone();
-    let room = fed.manager.reserve(verified.manifest().at).unwrap();
-    let mut target =
-        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
+    let reserved = fed.manager.reserve(verified.manifest().at).unwrap();
+    let mut target = Target {
+        cache: &mut fed.manager,
+        stream: &stream,
+        staging,
+        weights: crate::world::weights(),
+    };
     let mut control = Tells(&mut trees.sender);
-    let error = target.load(&verified, room, NEVER, &mut control).unwrap_err();
+    let error = target.load(&verified, reserved, NEVER, &mut control).unwrap_err();
     let is_kind = matches!(
         error,
         TransferError::OtherKind { needed: ImageKind::Request, found: ImageKind::Prefix }
     );
     assert!(is_kind && fed.manager.ledger().free_blocks() == 5, "{error}");
     let mut world = World::new();
-    let mut sender = Sender::new(Loopback::new(&trees.fabric), MOST);
+    let mut sender = Sender::new(Loopback::new(&trees.fabric), MAX_BYTES);
     let offer = world.offer(&mut sender, 2);
     let verified = trees.receive(&offer, &world.expected()).unwrap();
-    let Site { fed, port } = &mut trees.target;
-    let mut target =
-        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
+    let Site { fed, staging } = &mut trees.target;
+    let mut target = Target {
+        cache: &mut fed.manager,
+        stream: &stream,
+        staging,
+        weights: crate::world::weights(),
+    };
     let owner = (&b"salt"[..], &b""[..]);
     let error = target.admit_prefix(&verified, owner, &mut Tells(&mut sender)).unwrap_err();
     let is_kind = matches!(
@@ -337,18 +345,18 @@ pub fn room_is_taken_whole() {
 
 /// While the stream is captured, a prefix is refused before anything is evicted for it, and the capture goes on.
 pub fn a_captured_stream_evicts_nothing() {
-    let Site { mut fed, mut port } = site(1, 2, 1);
+    let Site { mut fed, mut staging } = site(1, 2, 1);
     let (cache, stream) = (&mut fed.manager, &fed.stream);
     let tokens: Vec<u32> = (0..256).collect();
     let at = Positions { trunk: 256, draft: 0 };
-    let payload = vec![0; port.layout().prefix_bytes(at) as usize];
+    let payload = vec![0; staging.layout().prefix_bytes(at) as usize];
     let [first, second] = [&b"one"[..], b"two"].map(|salt| prompt(&tokens, salt));
     let whole = Some(PrefixImport { blocks: 2, checkpoint: true });
-    let came = cache.import_prefix(stream, &mut port, &first, (at, &payload)).unwrap();
+    let came = cache.import_prefix(stream, &mut staging, &first, (at, &payload)).unwrap();
     assert_eq!(came, whole);
     let before = cache.ledger().tree_counts();
     let captured = stream.capture(Vec::new(), || {
-        let refused = cache.import_prefix(stream, &mut port, &second, (at, &payload));
+        let refused = cache.import_prefix(stream, &mut staging, &second, (at, &payload));
         let is_it = matches!(
             refused,
             Err(MoveError::Cache(KvError::Device(DeviceError::ForbiddenInCapture { .. })))
@@ -358,9 +366,9 @@ pub fn a_captured_stream_evicts_nothing() {
     });
     assert!(captured.is_ok());
     assert_eq!(cache.ledger().tree_counts(), before);
-    assert!(cache.export_prefix(stream, &mut port, &first).unwrap().is_some());
+    assert!(cache.export_prefix(stream, &mut staging, &first).unwrap().is_some());
     // After the capture it takes the room of the other one.
-    let came = cache.import_prefix(stream, &mut port, &second, (at, &payload)).unwrap();
+    let came = cache.import_prefix(stream, &mut staging, &second, (at, &payload)).unwrap();
     assert_eq!(came, whole);
-    assert!(cache.export_prefix(stream, &mut port, &first).unwrap().is_none());
+    assert!(cache.export_prefix(stream, &mut staging, &first).unwrap().is_none());
 }

@@ -10,7 +10,7 @@ use libtest_mimic::Failed;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::peer::{Peer, SLACK, receiver, wait};
+use super::peer::{Peer, SLACK, TIMEOUT, poll_until, receiver, wait};
 use super::prefixes;
 use super::streaming::{Plan, SHORT};
 use super::world::{BLOCKS, LONG, Schema, Site, World, admit, deadlines};
@@ -24,8 +24,8 @@ pub fn requests_move() -> Result<(), Failed> {
         let offer = peer.offer(sample);
         receiver.begin(start.elapsed(), &offer, &world.expected())?;
         let verified = wait(&mut receiver, start)?;
-        let Site { fed, port } = &mut world.target;
-        let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
+        let Site { fed, staging } = &mut world.target;
+        let (reserved, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
         let is_taken_back = round % 5 == 4;
         if is_taken_back {
             assert_eq!(peer.ask(&format!("back {}", verified.manifest().source.lease)), "true");
@@ -33,10 +33,10 @@ pub fn requests_move() -> Result<(), Failed> {
         let mut target = Target {
             cache: &mut fed.manager,
             stream: &stream,
-            port,
+            staging,
             weights: crate::world::weights(),
         };
-        match admit(&mut target, &verified, room, &mut peer) {
+        match admit(&mut target, &verified, reserved, &mut peer) {
             Ok(id) => {
                 let (_, got) = world.target.export(id);
                 assert!(!is_taken_back && got == world.samples[sample].payload, "round {round}");
@@ -80,16 +80,16 @@ pub fn prefixes_move() -> Result<(), Failed> {
     let fingerprint = &Fingerprint::new(config, b"weights", b"salt", b"adapter")?;
     for (tokens, blocks) in [(256, 2), (prefixes::TOKENS, 1)] {
         let offer = peer.prefix(tokens);
-        let layout = &target.port.layout().clone();
+        let layout = &target.staging.layout().clone();
         let expected = Expected { fingerprint, layout, tokens: None, max_context: 640 };
         receiver.begin(start.elapsed(), &offer, &expected)?;
         let verified = wait(&mut receiver, start)?;
-        let Site { fed, port } = &mut target;
+        let Site { fed, staging } = &mut target;
         let stream = fed.stream.clone();
         let mut tree = Target {
             cache: &mut fed.manager,
             stream: &stream,
-            port,
+            staging,
             weights: crate::world::weights(),
         };
         let owner = (&b"salt"[..], &b"adapter"[..]);
@@ -117,17 +117,19 @@ pub fn prompts_stream() -> Result<(), Failed> {
         if is_whole {
             assert_eq!(early, block, "a block had come before the last chunk");
         }
-        while receiver.stats().bytes < ready.bytes {
-            assert!(receiver.poll(start.elapsed()).is_empty());
-        }
+        poll_until(&mut receiver, start, |receiver| receiver.stats().bytes >= ready.bytes);
     }
     receiver.offered(start.elapsed(), transfer, &peer.done())?;
     let verified = wait(&mut receiver, start)?;
-    let Site { fed, port } = &mut world.target;
-    let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
-    let mut target =
-        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
-    let id = admit(&mut target, &verified, room, &mut peer)?;
+    let Site { fed, staging } = &mut world.target;
+    let (reserved, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
+    let mut target = Target {
+        cache: &mut fed.manager,
+        stream: &stream,
+        staging,
+        weights: crate::world::weights(),
+    };
+    let id = admit(&mut target, &verified, reserved, &mut peer)?;
     let (_, got) = world.target.export(id);
     assert_eq!(got, verified.payload());
     // Compare with a request that is computed here.
@@ -190,10 +192,12 @@ pub fn memory_comes_and_goes() -> Result<(), Failed> {
         let transfer = receiver.open(start.elapsed(), &opening, &world.expected())?;
         let before = receiver.stats().bytes;
         receiver.ready(start.elapsed(), transfer, &Ready { source, bytes })?;
+        let begin = Instant::now();
         while receiver.stats().bytes < before + bytes {
             if let Some((_, Err(error))) = receiver.poll(start.elapsed()).pop() {
                 return Err(format!("round {round}: {error}").into());
             }
+            assert!(begin.elapsed() < TIMEOUT, "round {round}: {:?}", receiver.stats());
         }
         receiver.offered(start.elapsed(), transfer, &offer)?;
         let verified = wait(&mut receiver, start);
@@ -221,9 +225,7 @@ pub fn prompts_outlive_the_agent() -> Result<(), Failed> {
     for _ in 0..2 {
         let (ready, _) = peer.step();
         receiver.ready(start.elapsed(), transfer, &ready)?;
-        while receiver.stats().bytes < ready.bytes {
-            assert!(receiver.poll(start.elapsed()).is_empty());
-        }
+        poll_until(&mut receiver, start, |receiver| receiver.stats().bytes >= ready.bytes);
     }
     let came = receiver.stats().bytes;
     assert_eq!(came, world.layout.block_bytes());
@@ -232,9 +234,7 @@ pub fn prompts_outlive_the_agent() -> Result<(), Failed> {
     receiver.begin(start.elapsed(), &offer, &world.expected())?;
     let error = wait(&mut receiver, start).expect_err("nobody answers");
     assert!(matches!(error, TransferError::Deadline { .. }), "{error}");
-    while receiver.stats().fences == 0 {
-        assert!(receiver.poll(start.elapsed()).is_empty());
-    }
+    poll_until(&mut receiver, start, |receiver| receiver.stats().fences > 0);
     assert_eq!((receiver.quarantined_bytes(), receiver.reads()), (0, 1));
     let (ready, is_whole) = peer.step();
     assert!(is_whole);
@@ -286,9 +286,7 @@ pub fn stopped_sources() -> Result<(), Failed> {
             peer.signal("-CONT");
         }
         let before = receiver.stats();
-        while receiver.quarantined_bytes() > 0 {
-            assert!(receiver.poll(start.elapsed()).is_empty());
-        }
+        poll_until(&mut receiver, start, |receiver| receiver.quarantined_bytes() == 0);
         let (after, took) = (receiver.stats(), start.elapsed() - began);
         let ended = (after.ended_late - before.ended_late, after.fences - before.fences);
         assert_eq!(ended, if goes_on { (1, 0) } else { (0, 1) });

@@ -23,7 +23,7 @@ const FENCE_TIME: Duration = Duration::from_millis(400);
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
 /// How long an offer is held.
 const OFFER_LIFETIME: Duration = Duration::from_millis(500);
-const MOST: u64 = 8 << 20;
+const MAX_BYTES: u64 = 8 << 20;
 
 /// The results of a run.
 #[derive(Debug, Default)]
@@ -103,7 +103,7 @@ impl Control for Channel {
 struct Moving {
     id: TransferId,
     sample: usize,
-    room: Reserved,
+    reserved: Reserved,
     taken_back: bool,
 }
 
@@ -168,12 +168,12 @@ impl Run {
         Self {
             world: World::new(),
             channel: Channel {
-                sender: Sender::new(Loopback::new(&fabric), MOST),
+                sender: Sender::new(Loopback::new(&fabric), MAX_BYTES),
                 answers: HashMap::new(),
                 random: StdRng::seed_from_u64(seed + 1000),
                 now: Duration::ZERO,
             },
-            receiver: Receiver::new(Faulty::new(&fabric, &plan), deadlines, MOST)
+            receiver: Receiver::new(Faulty::new(&fabric, &plan), deadlines, MAX_BYTES)
                 .with_pieces(piece(seed)),
             moving: Vec::new(),
             claiming: Vec::new(),
@@ -203,7 +203,8 @@ impl Run {
 
     fn begin(&mut self) {
         let sample = self.random.random_range(0..self.world.samples.len());
-        let Ok(room) = self.world.target.fed.manager.reserve(self.world.samples[sample].at) else {
+        let Ok(reserved) = self.world.target.fed.manager.reserve(self.world.samples[sample].at)
+        else {
             return;
         };
         let until = self.now + OFFER_LIFETIME;
@@ -212,11 +213,11 @@ impl Run {
         match self.receiver.begin(self.now, &offer, &self.world.expected()) {
             Ok(id) => {
                 assert_eq!(id.source(), source);
-                self.moving.push(Moving { id, sample, room, taken_back: false });
+                self.moving.push(Moving { id, sample, reserved, taken_back: false });
             }
             Err(error) => {
                 self.fail(&error);
-                self.world.target.fed.manager.give_back(room).unwrap();
+                self.world.target.fed.manager.give_back(reserved).unwrap();
                 self.channel.give_up(source);
             }
         }
@@ -241,18 +242,22 @@ impl Run {
     fn load(&mut self) {
         for (id, ended) in self.receiver.poll(self.now) {
             let at = self.moving.iter().position(|moving| moving.id == id).unwrap();
-            let Moving { sample, room, taken_back, .. } = self.moving.remove(at);
+            let Moving { sample, reserved, taken_back, .. } = self.moving.remove(at);
             let Self { world, channel, now, .. } = self;
             let stream = world.target.fed.stream.clone();
-            let (cache, port) = (&mut world.target.fed.manager, &mut world.target.port);
+            let (cache, staging) = (&mut world.target.fed.manager, &mut world.target.staging);
             let loaded = match ended {
                 Ok(verified) => {
-                    let mut target =
-                        Target { cache, stream: &stream, port, weights: crate::world::weights() };
-                    target.load(&verified, room, *now + ANSWER_TIMEOUT, channel)
+                    let mut target = Target {
+                        cache,
+                        stream: &stream,
+                        staging,
+                        weights: crate::world::weights(),
+                    };
+                    target.load(&verified, reserved, *now + ANSWER_TIMEOUT, channel)
                 }
                 Err(error) => {
-                    cache.give_back(room).unwrap();
+                    cache.give_back(reserved).unwrap();
                     channel.give_up(id.source());
                     Err(error)
                 }
@@ -269,9 +274,9 @@ impl Run {
         for Claiming { claim, sample, taken_back } in std::mem::take(&mut self.claiming) {
             let (source, Self { world, channel, now, .. }) = (claim.source(), &mut *self);
             let stream = world.target.fed.stream.clone();
-            let (cache, port) = (&mut world.target.fed.manager, &mut world.target.port);
+            let (cache, staging) = (&mut world.target.fed.manager, &mut world.target.staging);
             let mut target =
-                Target { cache, stream: &stream, port, weights: crate::world::weights() };
+                Target { cache, stream: &stream, staging, weights: crate::world::weights() };
             match target.settle(*now, claim, channel) {
                 Ok(Claimed::Waits(claim)) => {
                     self.claiming.push(Claiming { claim, sample, taken_back });

@@ -16,7 +16,7 @@ use kv_layout::config::ModelConfig;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::world::{BLOCKS, Direct, MOST, World, admit, deadlines};
+use super::world::{BLOCKS, Direct, MAX_BYTES, World, admit, deadlines};
 
 /// The owner of a request: a salt and an adapter.
 type Owner = [Vec<u8>; 2];
@@ -101,7 +101,7 @@ pub fn owners_that_are_ignored_are_found() {
 fn imports(count: u32) {
     let fabric = Fabric::default();
     let (mut world, mut random) = (World::new(), SmallRng::seed_from_u64(31));
-    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let mut sender = Sender::new(Loopback::new(&fabric), MAX_BYTES);
     let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 8 << 20);
     let (stream, now) = (world.target.fed.stream.clone(), Duration::ZERO);
     for number in 0..count {
@@ -118,15 +118,15 @@ fn imports(count: u32) {
         );
         receiver.begin(now, &offer, &expected(&own)).unwrap();
         let verified = receiver.poll(now).remove(0).1.unwrap();
-        let room = world.target.fed.manager.reserve(verified.manifest().at).unwrap();
+        let reserved = world.target.fed.manager.reserve(verified.manifest().at).unwrap();
         let cache = &mut world.target.fed.manager;
         let mut target = Target {
             cache,
             stream: &stream,
-            port: &mut world.target.port,
+            staging: &mut world.target.staging,
             weights: crate::world::weights(),
         };
-        let id = admit(&mut target, &verified, room, &mut Direct(&mut sender)).unwrap();
+        let id = admit(&mut target, &verified, reserved, &mut Direct(&mut sender)).unwrap();
         let (_, bytes) = world.target.export(id);
         assert!(bytes == world.samples[sample].payload);
         world.target.fed.manager.release(id).unwrap();

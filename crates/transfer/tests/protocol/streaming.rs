@@ -19,7 +19,7 @@ use dsv4_kv_transfer::{
 
 use crate::faulty::{Fault, Line};
 use crate::transports::private_directory;
-use crate::world::{self, BLOCKS, Direct, MOST, NEVER, Site, World};
+use crate::world::{self, BLOCKS, Direct, MAX_BYTES, NEVER, Site, World};
 
 /// Tokens of a prompt, of which two blocks are full.
 pub const PROMPT: usize = 300;
@@ -83,7 +83,7 @@ impl Prefill {
             site.fed.step(&[Part::new(self.id, story, step)], Padding::None);
         }
         let stream = site.fed.stream.clone();
-        let mut export = site.fed.manager.export(&stream, &mut site.port, self.id).unwrap();
+        let mut export = site.fed.manager.export(&stream, &mut site.staging, self.id).unwrap();
         sender.take(&mut self.transfer, &mut export).unwrap()
     }
 
@@ -105,7 +105,7 @@ const DEADLINES: Deadlines = Deadlines {
 
 /// Moves one request, from the first chunk to its admission, and polls the receiver after each chunk.
 fn stream<T: Transport>(world: &mut World, source: T, target: T) -> ReceiverStats {
-    let (mut sender, mut now) = (Sender::new(source, MOST), Duration::ZERO);
+    let (mut sender, mut now) = (Sender::new(source, MAX_BYTES), Duration::ZERO);
     let mut receiver = Receiver::new(target, DEADLINES, 64 << 20);
     let mut prefill = Prefill::new(&mut world.source, &mut sender, world.fingerprint);
     let (id, opening) = (prefill.id, prefill.opening());
@@ -138,11 +138,16 @@ fn stream<T: Transport>(world: &mut World, source: T, target: T) -> ReceiverStat
 
 /// Admits a request, and returns its bytes.
 fn admit<T: Transport>(world: &mut World, verified: &Verified, sender: &mut Sender<T>) -> Vec<u8> {
-    let Site { fed, port } = &mut world.target;
-    let (room, stream) = (fed.manager.reserve(verified.manifest().at).unwrap(), fed.stream.clone());
-    let mut target =
-        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
-    let id = world::admit(&mut target, verified, room, &mut Direct(sender)).unwrap();
+    let Site { fed, staging } = &mut world.target;
+    let (reserved, stream) =
+        (fed.manager.reserve(verified.manifest().at).unwrap(), fed.stream.clone());
+    let mut target = Target {
+        cache: &mut fed.manager,
+        stream: &stream,
+        staging,
+        weights: crate::world::weights(),
+    };
+    let id = world::admit(&mut target, verified, reserved, &mut Direct(sender)).unwrap();
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();
     bytes

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dsv4_kv::device::{Backend, Device, EmuOptions, Emulator};
 use dsv4_kv::transfer::Reserved;
-use dsv4_kv::transfer::{PartLayout, Port, Positions};
+use dsv4_kv::transfer::{PartLayout, Positions, TransferStaging};
 use dsv4_kv::{CacheConfig, RequestId};
 use dsv4_kv_tests::fed::{Fed, Padding, Part};
 use dsv4_kv_tests::stories::{Story, config, tiny};
@@ -29,7 +29,7 @@ pub fn weights() -> [u8; 32] {
 /// Blocks of the target.
 pub const BLOCKS: u32 = 6;
 /// Most bytes that a sender holds.
-pub const MOST: u64 = 64 << 20;
+pub const MAX_BYTES: u64 = 64 << 20;
 /// The deadline of offers and answers that never expire.
 pub const NEVER: Duration = Duration::from_secs(1_000_000);
 /// Lengths of the samples.
@@ -48,10 +48,10 @@ pub struct Sample {
     pub payload: Vec<u8>,
 }
 
-/// A cache and its port.
+/// A cache and its transfer staging.
 pub struct Site<B: Backend = Emulator> {
     pub fed: Fed<B>,
-    pub port: Port<B>,
+    pub staging: TransferStaging<B>,
 }
 
 pub struct World<B: Backend = Emulator> {
@@ -123,14 +123,14 @@ pub fn emulated() -> Device<Emulator> {
 impl<B: Backend> Site<B> {
     pub fn new(device: &Device<B>, config: CacheConfig) -> Self {
         let fed = Fed::new(device, config);
-        let port = fed.manager.open_port().unwrap();
-        Self { fed, port }
+        let staging = fed.manager.new_transfer_staging().unwrap();
+        Self { fed, staging }
     }
 
     /// All bytes of a request.
     pub fn export(&mut self, id: RequestId) -> (Positions, Vec<u8>) {
         let stream = self.fed.stream.clone();
-        let mut export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
+        let mut export = self.fed.manager.export(&stream, &mut self.staging, id).unwrap();
         let at = export.positions();
         let mut payload = vec![0; export.layout().bytes(at) as usize];
         export.all(&mut payload).unwrap();
@@ -145,7 +145,7 @@ impl<B: Backend> Site<B> {
         (at, tokens): (Positions, &[u32]),
     ) -> OpenTransfer {
         let stream = self.fed.stream.clone();
-        let export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
+        let export = self.fed.manager.export(&stream, &mut self.staging, id).unwrap();
         sender.open(&export, fingerprint, (at, tokens)).unwrap()
     }
 
@@ -158,7 +158,7 @@ impl<B: Backend> Site<B> {
     ) -> OpenTransfer {
         let mut transfer = self.open(sender, (id, fingerprint), (at, tokens));
         let stream = self.fed.stream.clone();
-        let mut export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
+        let mut export = self.fed.manager.export(&stream, &mut self.staging, id).unwrap();
         sender.take(&mut transfer, &mut export).unwrap();
         transfer
     }
@@ -306,11 +306,11 @@ impl<A: Answers> Control for AtOnce<'_, A> {
 pub fn admit<B: Backend>(
     target: &mut Target<'_, B>,
     verified: &Verified,
-    room: Reserved,
+    reserved: Reserved,
     source: &mut impl Answers,
 ) -> Result<RequestId, TransferError> {
     let mut control = AtOnce(source, None);
-    let claim = target.load(verified, room, NEVER, &mut control)?;
+    let claim = target.load(verified, reserved, NEVER, &mut control)?;
     match target.settle(Duration::ZERO, claim, &mut control)? {
         Claimed::Admitted(id) => Ok(id),
         Claimed::Waits(claim) => panic!("{claim:?} was answered"),

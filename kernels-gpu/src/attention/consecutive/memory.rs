@@ -1,6 +1,6 @@
 //! The shared memory of a block, which has as many threads and bytes as one of [`super::super::attend`], and its barriers.
 
-use kv_layout::attention::MOST_CONSECUTIVE;
+use kv_layout::attention::MAX_CONSECUTIVE;
 use simt::shared::Shared;
 use simt::thread::NamedBarrier;
 
@@ -8,9 +8,9 @@ use super::super::memory::{Arrays as CommonArrays, BLOCK_THREADS, HEADS, SHARED_
 
 /// Slot, position and index of each of the block's queries, `[32, 4]`, as [`super::super::keys::Token::store`] stores
 /// them.
-pub type Tokens = Shared<u32, { 4 * MOST_CONSECUTIVE as usize }>;
+pub type Tokens = Shared<u32, { 4 * MAX_CONSECUTIVE as usize }>;
 /// For each query, `[32, 4]`: flags, position, and the location of its own row ([`super::queries`]).
-pub type Known = Shared<u32, { 4 * MOST_CONSECUTIVE as usize }>;
+pub type Known = Shared<u32, { 4 * MAX_CONSECUTIVE as usize }>;
 /// `[64]` the factor by which a head's sums of values are multiplied.
 pub type OutputScales = Shared<f32, { HEADS as usize }>;
 

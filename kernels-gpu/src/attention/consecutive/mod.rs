@@ -43,7 +43,7 @@ const _: () = assert!(SCORER + 2 * MULTIPLIER <= 3 * AT_START);
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens / queries, heads / 64)`,
 /// rounded up, with 384 threads a block call it. `queries` is 1 to
-/// [`MOST_CONSECUTIVE`](kv_layout::attention::MOST_CONSECUTIVE), or counts as the next of those.
+/// [`MAX_CONSECUTIVE`](kv_layout::attention::MAX_CONSECUTIVE), or counts as the next of those.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat>(args: Attend) {
     // SAFETY: all threads of the block; by this function's own contract. What branches on a query is the same in all

@@ -1,6 +1,6 @@
 //! The queries of a block, in order, and what each of them shares with the one before it.
 
-use kv_layout::attention::MOST_CONSECUTIVE;
+use kv_layout::attention::MAX_CONSECUTIVE;
 use kv_layout::geometry::WINDOW;
 use simt::{thread, warp};
 
@@ -68,7 +68,7 @@ impl<'a> Queries<'a> {
     /// Pointers and shapes as in the kernel table; all threads of the block call it.
     #[inline(always)]
     pub unsafe fn of_block(args: &'a Attend, arrays: Arrays) -> Self {
-        let most = args.params.queries_per_block.clamp(1, MOST_CONSECUTIVE);
+        let most = args.params.queries_per_block.clamp(1, MAX_CONSECUTIVE);
         let own = thread::thread_idx_x();
         // SAFETY: by this function's own contract; words by one thread each.
         unsafe {
@@ -120,7 +120,12 @@ impl<'a> Queries<'a> {
     /// The block's heads of query `i`.
     #[inline(always)]
     pub fn heads(self, i: u32) -> Heads {
-        Heads { query: self.first + i, first: thread::block_idx_y() * HEADS, part: 0, parts: 1 }
+        Heads {
+            query: self.first + i,
+            first: thread::block_idx_y() * HEADS,
+            split: 0,
+            num_splits: 1,
+        }
     }
 
     /// The keys of query `i`.

@@ -33,7 +33,7 @@ pub struct Exchange {
 
 impl Exchange {
     /// The memory of the block's cluster, whose index is `cluster` among the clusters with the same heads. The pointers
-    /// are held: otherwise the compiler would compute their addresses again for each tile.
+    /// are behind an optimisation barrier: otherwise the compiler would compute their addresses again for each tile.
     #[inline(always)]
     pub fn of(args: &Attend, cluster: u32) -> Self {
         let groups = args.params.heads.div_ceil(HEADS);
@@ -41,8 +41,8 @@ impl Exchange {
         let cluster = args.exchange.skip(cluster * u64::from(CLUSTER_WORDS));
         let thread = thread::thread_idx_x() % WARPGROUP;
         Self {
-            weights: cluster.skip(u64::from(4 * thread)).held(),
-            sums: cluster.skip(u64::from(PANEL + 2 * thread)).held(),
+            weights: cluster.skip(u64::from(4 * thread)).opt_barrier(),
+            sums: cluster.skip(u64::from(PANEL + 2 * thread)).opt_barrier(),
         }
     }
 

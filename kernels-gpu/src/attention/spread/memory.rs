@@ -54,17 +54,17 @@ pub type Found = Shared<u32, { (TILES * TILE * 4) as usize }>;
 /// Mask of the keys that are missing, one bit each: `[tiles, 2]`.
 pub type Missing = Shared<u32, { (TILES * TILE / 32) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
-pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
+pub type RowMax = Shared<f32, { (TILES * TILE) as usize }>;
 /// Flag of each multiplying warp of each block: it may have weights whose base is not 0. `[8, 8]`.
-pub type Far = Shared<u32, { (CLUSTER_BLOCKS * WARPS) as usize }>;
+pub type RescaleFlags = Shared<u32, { (CLUSTER_BLOCKS * WARPS) as usize }>;
 /// Cosine and sine of each rotary pair's angle, `[32, 2]`.
 pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
 
 const FOUND: u32 = 4 * WORDS as u32;
 const MISSING: u32 = FOUND + Found::BYTES;
-const MOST: u32 = MISSING + Missing::BYTES;
-const FAR: u32 = MOST + Most::BYTES;
-const ROTATION: u32 = FAR + Far::BYTES;
+const ROW_MAX: u32 = MISSING + Missing::BYTES;
+const RESCALE_FLAGS: u32 = ROW_MAX + RowMax::BYTES;
+const ROTATION: u32 = RESCALE_FLAGS + RescaleFlags::BYTES;
 /// Bytes of shared memory.
 pub const SHARED_BYTES: u32 = ROTATION + Rotation::BYTES;
 
@@ -80,9 +80,9 @@ pub struct Arrays {
     /// `[2, 64]` base of each sum's weights, then `[2, 64]` their sums; replaces `found`.
     pub bases_and_sums: Shared<f32, { (4 * TILE) as usize }>,
     /// Largest scores.
-    pub most: Most,
+    pub row_max: RowMax,
     /// Flags of warps that may have weights whose base is not 0.
-    pub far: Far,
+    pub rescale_flags: RescaleFlags,
     /// Cosines and sines.
     pub rotation: Rotation,
 }
@@ -100,8 +100,8 @@ impl Arrays {
                 found: Shared::at(FOUND),
                 missing: Shared::at(MISSING),
                 bases_and_sums: Shared::at(FOUND),
-                most: Shared::at(MOST),
-                far: Shared::at(FAR),
+                row_max: Shared::at(ROW_MAX),
+                rescale_flags: Shared::at(RESCALE_FLAGS),
                 rotation: Shared::at(ROTATION),
             }
         }

@@ -1,24 +1,26 @@
 //! Attention of few queries, each spread over a cluster of eight blocks. The results have the same bits as those of
 //! [`super::attend`]; it takes less time and less code.
 //!
-//! A cluster has 64 heads of a query, and all of their keys or a piece of them. First, each block multiplies the
-//! queries by the keys of its own tiles, and stores the weights, with base 0, in global memory for all blocks. Then
-//! each block multiplies all weights by 64 channels of the values of all keys, and writes these channels of all heads.
+//! A cluster has 64 heads of a query, and all of their keys or a piece of them: a split, or half of one. First, each
+//! block multiplies the queries by the keys of its own tiles, and stores the weights, with base 0, in global memory for
+//! all blocks. Then each block multiplies all weights by 64 channels of the values of all keys, and writes these
+//! channels of all heads.
 //!
 //! Scores are seldom too far from 0 for base 0. If they are, the blocks exchange the largest scores of the tiles. From
 //! these each block computes the base of every tile (the running maximum), in the order of the tiles, and stores its
 //! weights again.
 //!
-//! Only two kinds of sums are merged: the two sums of a query whose keys are split in two
-//! ([`kv_layout::attention::KeySplit`]), and parts. A cluster that has a whole part computes both sums, one in each of
-//! two warpgroups; where there are enough clusters, each of two clusters has the keys of one sum. If a query has
-//! several clusters, the last block to store its partial output adds up all partial outputs of its 64 channels.
+//! Only two kinds of sums are combined: splits, and the two sums of a split, one for each half of its keys. There are
+//! two where [`super::attend`] has two blocks for a split ([`kv_layout::attention::KeyCluster::TwoBlocks`]), since all
+//! forms give the same bits. A cluster that has a whole split computes both sums, one in each of two warpgroups; where
+//! there are enough clusters, each of two clusters has the keys of one sum. If a query has several clusters, the last
+//! block to store its partial output adds up all partial outputs of its 64 channels.
 //!
 //! In a model, other kernels run between two launches of this one, and their data evict its code from L2. So each
 //! launch fetches its code from device memory, which takes as long as a large part of the work. Hence this module has
 //! loops where [`super::attend`] has none, and the same code for all warps wherever possible.
 
-mod combine;
+mod combine_clusters;
 mod exchange;
 mod memory;
 mod scores;
@@ -44,12 +46,12 @@ use memory::{Arrays, CLUSTER_BLOCKS, QUERIES, UNPACKED, wait_for_cluster};
 pub use memory::{BLOCK_THREADS, SHARED_BYTES};
 use task::{ClusterWork, Task};
 
-/// Computes attention of up to 64 heads of a query, which is normed and rotated. Each part of its keys, or half of one,
-/// is at most [`KeySet::SPREAD_TILES`] tiles. If `key_halves` is 2, for keys that are split in two, each of two
-/// clusters has half of the keys, and computes one of the two sums.
+/// Computes attention of up to 64 heads of a query, which is normed and rotated. Each split of its keys, or half of
+/// one, is at most [`KeySet::SPREAD_TILES`] tiles. If `key_halves` is 2, for splits that have two sums, each of two
+/// clusters has half of the keys of a split, and computes one of the two sums.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; parts of a window and `entry_rows`, or their halves if
+/// Pointers and shapes as in the kernel table; splits of a window and `entry_rows`, or their halves if
 /// `key_halves` is 2, are no more tiles than that; all threads of a launch of grid `(8 * pieces * tokens, heads
 /// / 64)`, rounded up, with 512 threads a block and eight blocks a cluster call it.
 #[inline(always)]
@@ -63,7 +65,7 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         let (arrays, source) = (Arrays::new(), Source(&args));
         // The copies begin before anything waits for a load, so queries of padding are copied too.
         let token = Token::load(&args, work.query);
-        let heads = Heads { query: work.query, first, part: work.part, parts: 1 };
+        let heads = Heads { query: work.query, first, split: work.split, num_splits: 1 };
         let rows = (heads.row(&args), heads.count(&args));
         copy_ready::<BLOCK_THREADS, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
         copy::commit_group();
@@ -115,8 +117,8 @@ unsafe fn score_and_sum<W: KeySet>(
         });
         cluster_arrive_release();
         wait_for_cluster();
-        let task = Task { is_far: scores::are_far(arrays), ..task };
-        if task.is_far {
+        let task = Task { needs_rescale: scores::needs_rescale(arrays), ..task };
+        if task.needs_rescale {
             scores::weigh_again::<W>(exchange, task, arrays, (scores, group));
         }
         let sum = sums::multiply(exchange, task, arrays, group);

@@ -40,12 +40,12 @@ pub unsafe fn multiply<W: KeySet, T>(
 ) -> (Scores, (Exchange, T)) {
     let mut scores: Scores = [[[0.0; 4]; 8]; 2];
     let mut of_block = group;
-    let mut is_far = false;
+    let mut needs_rescale = false;
     // SAFETY: by this function's own contract.
     unsafe {
         if group >= task.scored_tiles {
             SCORED.arrive();
-            publish_far(arrays, task, is_far);
+            publish_rescale_flag(arrays, task, needs_rescale);
             return (scores, meanwhile());
         }
         loop {
@@ -64,9 +64,9 @@ pub unsafe fn multiply<W: KeySet, T>(
             let tile = task.first_tile + of_block;
             let sum = store_weights(exchange, (scores[0], tile), [0.0; 2]);
             let is_first = tile == 0 || tile == task.second;
-            is_far |= !if is_first { are_near(sum) } else { are_small(sum) };
+            needs_rescale |= !if is_first { are_near(sum) } else { are_small(sum) };
             if is_last {
-                publish_far(arrays, task, is_far);
+                publish_rescale_flag(arrays, task, needs_rescale);
                 return (scores, (exchange, other));
             }
             of_block = 2;
@@ -86,8 +86,8 @@ unsafe fn missing_of(arrays: Arrays, tile: u32) -> [u32; 2] {
     let first = 2 * (thread::lane_id() % 4);
     // SAFETY: by this function's own contract; two words.
     let missing = unsafe { arrays.missing.load_u32x2(2 * tile) };
-    // Held, so that it is computed before the wait for the products.
-    missing.map(|missing| thread::hold_u32(missing >> first & OF_PAIR))
+    // The optimisation barrier has it computed before the wait for the products.
+    missing.map(|missing| thread::opt_barrier_u32(missing >> first & OF_PAIR))
 }
 
 /// Sets the scores of missing keys to -infinity. Most tiles have none.
@@ -105,15 +105,15 @@ fn mask(scores: Fragments, missing: [u32; 2]) -> Fragments {
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn publish_largest(arrays: Arrays, tile: u32, most: [f32; 2]) {
+unsafe fn publish_largest(arrays: Arrays, tile: u32, row_max: [f32; 2]) {
     const QUAD_LANES: u32 = 4;
     unroll::<{ (CLUSTER_BLOCKS / QUAD_LANES) as usize }>(|i| {
         let rank = thread::lane_id() % QUAD_LANES + QUAD_LANES * i as u32;
         let at = TILE * tile + first_row();
         // SAFETY: a word of each block, by one thread of the cluster.
         unsafe {
-            arrays.most.store_to(rank, at, most[0]);
-            arrays.most.store_to(rank, at + 8, most[1]);
+            arrays.row_max.store_to(rank, at, row_max[0]);
+            arrays.row_max.store_to(rank, at + 8, row_max[1]);
         }
     });
 }
@@ -123,25 +123,25 @@ unsafe fn publish_largest(arrays: Arrays, tile: u32, most: [f32; 2]) {
 /// # Safety
 /// As [`multiply`], whose last act it is.
 #[inline(always)]
-unsafe fn publish_far(arrays: Arrays, task: Task, is_far: bool) {
+unsafe fn publish_rescale_flag(arrays: Arrays, task: Task, needs_rescale: bool) {
     let rank = thread::lane_id();
     if rank < CLUSTER_BLOCKS {
         let at = WARPS * task.rank + thread::warp_id();
         // SAFETY: a word of each block, by one thread of the cluster.
-        unsafe { arrays.far.store_to(rank, at, u32::from(is_far)) }
+        unsafe { arrays.rescale_flags.store_to(rank, at, u32::from(needs_rescale)) }
     }
 }
 
-/// Whether a warp of the cluster has set the flag of `publish_far`. The same in all threads of the cluster.
+/// Whether a warp of the cluster has set the flag of `publish_rescale_flag`. The same in all threads of the cluster.
 ///
 /// # Safety
 /// All multiplying warps have set or cleared theirs, and a barrier of the cluster has passed; all lanes of the warp
 /// call it together.
 #[inline(always)]
-pub unsafe fn are_far(arrays: Arrays) -> bool {
+pub unsafe fn needs_rescale(arrays: Arrays) -> bool {
     // SAFETY: by this function's own contract; 64 words.
     unsafe {
-        let [a, b] = arrays.far.load_u32x2(2 * thread::lane_id());
+        let [a, b] = arrays.rescale_flags.load_u32x2(2 * thread::lane_id());
         warp::any(a | b != 0)
     }
 }
@@ -154,8 +154,8 @@ pub unsafe fn are_far(arrays: Arrays) -> bool {
 pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
     let at = TILE * tile + first_row();
     // SAFETY: by this function's own contract.
-    let most = unsafe { [arrays.most.load(at), arrays.most.load(at + 8)] };
-    [0, 1].map(|i| softmax::raised(base[i], most[i]))
+    let row_max = unsafe { [arrays.row_max.load(at), arrays.row_max.load(at + 8)] };
+    [0, 1].map(|i| softmax::raised(base[i], row_max[i]))
 }
 
 /// Stores the weights of the warpgroup's tiles again, with the bases that follow from all tiles in order: for scores

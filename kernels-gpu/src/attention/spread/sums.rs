@@ -9,7 +9,7 @@ use super::super::keys::KeySet;
 use super::super::memory::HEADS;
 use super::super::output::{inverse_rope, pair_rotation};
 use super::super::softmax::{first_row, output_scales};
-use super::combine::{self, Half};
+use super::combine_clusters::{self, Half};
 use super::exchange::{Exchange, Weights};
 use super::memory::{
     Arrays, CHANNELS, EXCHANGED, MULTIPLIED, VALUES_UNPACKED, WARPGROUP, WORDS, may_have_clusters,
@@ -52,10 +52,10 @@ pub unsafe fn multiply(exchange: Exchange, task: Task, arrays: Arrays, group: u3
     let (tile, end) = if group == 0 { (0, task.second) } else { (task.second, task.tiles) };
     // SAFETY: by this function's own contract.
     unsafe {
-        let sum = if task.is_far {
-            add_far(exchange, (tile, end), arrays)
+        let sum = if task.needs_rescale {
+            add_rescaled(exchange, (tile, end), arrays)
         } else {
-            add_near(exchange, (tile, end), arrays)
+            add_unscaled(exchange, (tile, end), arrays)
         };
         let total = sum.total.map(|total| {
             let total = total + warp::shuffle_xor_f32(total, 1);
@@ -71,7 +71,7 @@ pub unsafe fn multiply(exchange: Exchange, task: Task, arrays: Arrays, group: u3
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn add_near(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays) -> Sum {
+unsafe fn add_unscaled(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays) -> Sum {
     // SAFETY: by this function's own contract.
     unsafe {
         let two = |tile: u32| [exchange.load((tile, end)), exchange.load((tile + 1, end))];
@@ -112,8 +112,8 @@ unsafe fn add_two(weights: [Weights; 2], values: [Panels<WORDS>; 2], sum: Sum) -
     unsafe {
         let (values, total) = bf16_m64n64k64_twice(words, values, sum.values, || {
             let [a, b] = weights.map(|weights| weights.sums.map(f32::from_bits));
-            // Held, so that they are computed before the wait for the products.
-            [0, 1].map(|i| thread::hold_f32(sum.total[i] + a[i] + b[i]))
+            // The optimisation barriers have them computed before the wait for the products.
+            [0, 1].map(|i| thread::opt_barrier_f32(sum.total[i] + a[i] + b[i]))
         });
         Sum { values, total, ..sum }
     }
@@ -128,7 +128,7 @@ unsafe fn add(weights: Weights, values: Panels<WORDS>, sum: Sum) -> Sum {
     // SAFETY: by this function's own contract.
     unsafe {
         let (values, total) = bf16_m64n64k64(weights.words, values, sum.values, || {
-            [0, 1].map(|i| thread::hold_f32(sum.total[i] + f32::from_bits(weights.sums[i])))
+            [0, 1].map(|i| thread::opt_barrier_f32(sum.total[i] + f32::from_bits(weights.sums[i])))
         });
         Sum { values, total, ..sum }
     }
@@ -139,7 +139,7 @@ unsafe fn add(weights: Weights, values: Panels<WORDS>, sum: Sum) -> Sum {
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn add_far(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays) -> Sum {
+unsafe fn add_rescaled(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays) -> Sum {
     let mut sum = Sum { values: [[0.0; 4]; 8], base: [f32::NEG_INFINITY; 2], total: [0.0; 2] };
     let mut tile = first;
     // SAFETY: by this function's own contract.
@@ -216,7 +216,9 @@ pub unsafe fn write<W: KeySet>(
         });
         let mut values = if group == 0 { added(own, theirs) } else { added(theirs, own) };
         if may_have_clusters::<W>() && task.clusters() > 1 {
-            let Some(of_all) = combine::add_up(args, task, arrays, (values, sinks)) else { return };
+            let Some(of_all) = combine_clusters::add_up(args, task, arrays, (values, sinks)) else {
+                return;
+            };
             values = of_all;
         }
         store(args, task, arrays, (4 * group, values));
@@ -248,7 +250,7 @@ unsafe fn store_bases_and_sums(arrays: Arrays, sum: Sum, group: u32) {
 }
 
 /// The factor by which a warpgroup's sums of the thread's head `i` are multiplied. Stores the head's log-sum-exp, for
-/// the other parts, or as a result if it is requested.
+/// the other splits, or as a result if it is requested.
 ///
 /// # Safety
 /// As [`write`], after [`store_bases_and_sums`] and a barrier.
@@ -260,7 +262,7 @@ unsafe fn output_scale<W: KeySet>(
     (group, i, sink): (u32, u32, f32),
 ) -> f32 {
     let row = first_row() + 8 * i;
-    let is_part = W::HAS_PARTS && task.heads.parts > 1;
+    let is_split = W::HAS_SPLITS && task.heads.num_splits > 1;
     if may_have_clusters::<W>() && task.halves == 2 {
         // The scales are known only when both halves are.
         if group == 0 && thread::lane_id().is_multiple_of(4) {
@@ -268,13 +270,13 @@ unsafe fn output_scale<W: KeySet>(
             unsafe {
                 let end =
                     [arrays.bases_and_sums.load(row), arrays.bases_and_sums.load(2 * HEADS + row)];
-                combine::store_end(args, task, row, end);
+                combine_clusters::store_end(args, task, row, end);
             }
         }
         return 1.0;
     }
-    // The sink belongs to no part: it is added with all parts.
-    let sink = if is_part { f32::NEG_INFINITY } else { sink * core::f32::consts::LOG2_E };
+    // The sink belongs to no split: it is added with all splits.
+    let sink = if is_split { f32::NEG_INFINITY } else { sink * core::f32::consts::LOG2_E };
     // SAFETY: by this function's own contract.
     unsafe {
         let bases = [arrays.bases_and_sums.load(row), arrays.bases_and_sums.load(HEADS + row)];
@@ -284,8 +286,8 @@ unsafe fn output_scale<W: KeySet>(
         ];
         let (scales, lse) = output_scales(sink, bases, totals);
         if group == 0 && thread::lane_id().is_multiple_of(4) {
-            if is_part {
-                combine::store_lse(args, task, row, lse);
+            if is_split {
+                combine_clusters::store_lse(args, task, row, lse);
             } else if args.params.lse_heads > 0 && task.rank == 0 && row < task.heads.count(args) {
                 let to = task.heads.row(args) + u64::from(row);
                 args.lse.store(to, lse * core::f32::consts::LN_2);

@@ -13,11 +13,11 @@ pub struct ClusterWork {
     pub query: u32,
     /// Index of the cluster among those of the query.
     pub piece: u32,
-    /// The part of the keys, and the half of that part.
-    pub part: u32,
+    /// The split of the keys, and the half of that split.
+    pub split: u32,
     half: u32,
-    /// The most parts of a query, and the number of clusters that a part may have.
-    most_parts: u32,
+    /// The most splits of a query, and the number of clusters that a split may have.
+    max_splits: u32,
     halves: u32,
 }
 
@@ -25,14 +25,14 @@ impl ClusterWork {
     /// The work of cluster `cluster` among those with the same heads.
     #[inline(always)]
     pub fn of<W: KeySet>(args: &Attend, cluster: u32) -> Self {
-        let most_parts = if W::HAS_PARTS { args.params.parts } else { 1 };
+        let max_splits = if W::HAS_SPLITS { args.params.num_splits } else { 1 };
         let halves = if may_have_clusters::<W>() { args.params.key_halves } else { 1 };
         // Avoids divisions where a query has one cluster, as in most launches.
-        let of_query = most_parts * halves;
+        let of_query = max_splits * halves;
         let (query, piece) =
             if of_query > 1 { (cluster / of_query, cluster % of_query) } else { (cluster, 0) };
-        let (part, half) = if halves == 2 { (piece / 2, piece % 2) } else { (piece, 0) };
-        Self { query, piece, part, half, most_parts, halves }
+        let (split, half) = if halves == 2 { (piece / 2, piece % 2) } else { (piece, 0) };
+        Self { query, piece, split, half, max_splits, halves }
     }
 
     /// The cluster's keys out of those of the query, and the work of block `rank`; `None` if the cluster has no keys.
@@ -43,18 +43,19 @@ impl ClusterWork {
         (heads, keys): (Heads, Keys),
         rank: u32,
     ) -> Option<(Keys, Task)> {
-        let Self { part, half, most_parts, halves, .. } = self;
-        let parts = if most_parts > 1 { keys.parts::<W>(args) } else { 1 };
-        // For few keys a merge costs more than it saves: the first cluster then has both halves.
-        let is_halved = halves == 2 && (parts > 1 || keys.tiles > CLUSTER_BLOCKS);
-        if !keys.is_live || part >= parts || half > u32::from(is_halved) {
+        let Self { split, half, max_splits, halves, .. } = self;
+        let num_splits = if max_splits > 1 { keys.num_splits::<W>(args) } else { 1 };
+        // For few keys it costs more to combine clusters than it saves: the first cluster then has both halves.
+        let is_halved = halves == 2 && (num_splits > 1 || keys.tiles > CLUSTER_BLOCKS);
+        if !keys.is_live || split >= num_splits || half > u32::from(is_halved) {
             return None;
         }
-        let keys = if parts > 1 { keys.of_piece(part, parts) } else { keys };
+        let keys = if num_splits > 1 { keys.of_piece(split, num_splits) } else { keys };
         let keys = if is_halved { keys.of_piece(half, 2) } else { keys };
-        let (heads, tiles) = (Heads { parts, ..heads }, keys.tiles);
+        let (heads, tiles) = (Heads { num_splits, ..heads }, keys.tiles);
         let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / CLUSTER_BLOCKS);
-        let second = if args.params.split == 2 && !is_halved { tiles / 2 } else { tiles };
+        let second =
+            if args.params.blocks_per_split == 2 && !is_halved { tiles / 2 } else { tiles };
         let task = Task {
             heads,
             halves: 1 + u32::from(is_halved),
@@ -64,7 +65,7 @@ impl ClusterWork {
             first_tile: own,
             scored_tiles: end - own,
             second,
-            is_far: false,
+            needs_rescale: false,
         };
         Some((keys, task))
     }
@@ -73,9 +74,9 @@ impl ClusterWork {
 /// The work of a block.
 #[derive(Clone, Copy)]
 pub struct Task {
-    /// The cluster's heads, and the part of their keys of which it has all or half.
+    /// The cluster's heads, and the split of their keys of which it has all or half.
     pub heads: Heads,
-    /// Number of clusters of each part, 1 or 2, and the index of this cluster among them.
+    /// Number of clusters of each split, 1 or 2, and the index of this cluster among them.
     pub halves: u32,
     pub half: u32,
     /// Rank of the block in the cluster: it has the 64 channels of the values from `64 * rank` on.
@@ -89,7 +90,7 @@ pub struct Task {
     pub second: u32,
     /// Whether some score is too far from 0 for weights relative to 0, which are then computed again relative to the
     /// largest scores; known once all warps have stored their flags.
-    pub is_far: bool,
+    pub needs_rescale: bool,
 }
 
 impl Task {
@@ -102,19 +103,19 @@ impl Task {
     /// Number of clusters of the query.
     #[inline(always)]
     pub const fn clusters(self) -> u32 {
-        self.heads.parts * self.halves
+        self.heads.num_splits * self.halves
     }
 
     /// Index of cluster `cluster` of the query among the clusters of all queries.
     #[inline(always)]
     pub fn cluster(self, args: &Attend, cluster: u32) -> u64 {
-        let most = u64::from(args.params.parts * args.params.key_halves);
-        self.heads.group(args) * most + u64::from(cluster)
+        let of_query = u64::from(args.params.num_splits * args.params.key_halves);
+        self.heads.group(args) * of_query + u64::from(cluster)
     }
 
     /// Index of the block's cluster among those of the query.
     #[inline(always)]
     pub const fn own_cluster(self) -> u32 {
-        self.heads.part * self.halves + self.half
+        self.heads.split * self.halves + self.half
     }
 }

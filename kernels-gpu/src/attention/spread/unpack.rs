@@ -13,7 +13,7 @@ use super::memory::{
     Arrays, BLOCK_THREADS, FIRST_SCORED, FREE, PANEL, PLACES, SCORED, THIRD_UNPACKED, TILE, TILES,
     UNPACKED, VALUES_UNPACKED, WARPGROUP, WORDS, may_score_three, wait_for_cluster,
 };
-use super::scores::{are_far, pass_barriers};
+use super::scores::{needs_rescale, pass_barriers};
 use super::sums::store_rotations;
 use super::task::Task;
 use crate::fault_injection;
@@ -72,9 +72,9 @@ unsafe fn find_some<F: KeyFormat, W: KeySet, const N: usize>(
         let (mut listed, mut located) = ([Listed::NONE; N], [Located::NONE; N]);
         unroll::<N>(|i| {
             let key = (keys.first_tile + tile(i), thread % TILE);
-            listed[i] = keys.list::<W>(source, key, end).held();
+            listed[i] = keys.list::<W>(source, key, end).opt_barrier();
         });
-        unroll::<N>(|i| located[i] = keys.locate::<W>(source, listed[i]).held());
+        unroll::<N>(|i| located[i] = keys.locate::<W>(source, listed[i]).opt_barrier());
         let mut refused = 0;
         unroll::<N>(|i| {
             if tile(i) < task.tiles.max(1) {
@@ -378,7 +378,7 @@ pub unsafe fn unpack_values<F: KeyFormat, W: KeySet>(
         copy::wait_for_groups::<0>();
         VALUES_UNPACKED.arrive();
         wait_for_cluster();
-        if are_far(arrays) {
+        if needs_rescale(arrays) {
             pass_barriers();
         }
     }

@@ -268,7 +268,7 @@ impl Rows {
             scores: args.scores.skip(skipped(columns)),
             maxima: args.maxima.skip(skipped(columns >> group_log2)),
             params: args.params,
-            lane: thread::hold_u32(thread::lane_id()),
+            lane: thread::opt_barrier_u32(thread::lane_id()),
         }
     }
 
@@ -349,7 +349,8 @@ impl Warp {
                 warp::sync_warp();
                 let upper = K::unpack(Half { block, first: 0 });
                 let lower = K::unpack(Half { block, first: 16 });
-                let factor = thread::hold_f32(factor::<K>(block, self.missing >> round & 1 != 0));
+                let factor =
+                    thread::opt_barrier_f32(factor::<K>(block, self.missing >> round & 1 != 0));
                 let needs = K::needs_group_scaling(upper) || K::needs_group_scaling(lower);
                 by_group |= u32::from(needs) << round;
                 // All lanes have read the block.
@@ -364,12 +365,12 @@ impl Warp {
                             self.write(scored);
                             [0, 1, 2, 3].map(|i| weights.of_sixteen(i))
                         });
-                        let upper = K::sums(products, |i| weights[i]).map(thread::hold_f32);
+                        let upper = K::sums(products, |i| weights[i]).map(thread::opt_barrier_f32);
                         let (products, ()) = K::product(lower, right, || ());
                         (upper, K::sums(products, |i| weights[i]))
                     } else {
                         let (upper, ()) = K::weighted(upper, right, weights, || self.write(scored));
-                        let upper = upper.map(thread::hold_f32);
+                        let upper = upper.map(thread::opt_barrier_f32);
                         (upper, K::weighted(lower, right, weights, || ()).0)
                     };
                     scored = Scored { query, entry, sums: [a, b, c, d], factor };

@@ -20,14 +20,14 @@ use crate::unroll::unroll;
 pub const WARPS: u32 = 4;
 /// Number of heads that a warp takes in turn in launches of many tokens, which fill the GPU: it computes cosines and
 /// sines once for all of them.
-const MOST_HEADS: u32 = 8;
+const MAX_HEADS: u32 = 8;
 /// Fewest tokens of such a launch.
 const MANY_TOKENS: u32 = 200;
 
 /// Number of heads of a warp.
 #[must_use]
 pub const fn heads_of_warp(tokens: u32) -> u32 {
-    if tokens < MANY_TOKENS { 1 } else { MOST_HEADS }
+    if tokens < MANY_TOKENS { 1 } else { MAX_HEADS }
 }
 
 /// Cosine and sine of a lane's two pairs of channels; `None` for channels that are not rotated.

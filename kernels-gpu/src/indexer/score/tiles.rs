@@ -178,7 +178,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
                     planes.start_copy::<K>(blocks, (ahead, rounds), ahead <= rounds, last);
                     second
                 });
-                let upper = upper.map(thread::hold_f32);
+                let upper = upper.map(thread::opt_barrier_f32);
                 by_group |=
                     u32::from(K::needs_group_scaling(left) || K::needs_group_scaling(second))
                         << round;
@@ -190,7 +190,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
                     warp::sync_warp();
                     // After the last round this unpacks a copy that is not used.
                     let next = K::unpack(Half { block: Block { memory, tables, at }, first: 0 });
-                    (next, thread::hold_f32(K::factor(block, own_key())))
+                    (next, thread::opt_barrier_f32(K::factor(block, own_key())))
                 });
                 let [[a, b], [c, d]] = [upper, lower];
                 let entry = own_entry + TILE * Self::STRIDE * round;

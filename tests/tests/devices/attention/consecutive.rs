@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Device, bf16};
-use kv_layout::attention::{KeySplit, MOST_CONSECUTIVE};
+use kv_layout::attention::{KeyCluster, MAX_CONSECUTIVE};
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -36,7 +36,7 @@ fn same_bits<B: Backend>(
         let written = layer.attend(queries, Which::Nothing, heads);
         (written.kernel.starts_with("attend_consecutive"), comparable(written))
     };
-    let (is_consecutive, whole) = attend(Blocks::whole(KeySplit::TwoBlocks));
+    let (is_consecutive, whole) = attend(Blocks::whole(KeyCluster::TwoBlocks));
     assert!(!is_consecutive, "{what}");
     for &multiprocessors in multiprocessors {
         let what = format!("{what}: {multiprocessors} multiprocessors");
@@ -57,7 +57,7 @@ fn with_own_rows<B: Backend>(device: &Device<B>, shape: Shape, tokens: usize) ->
 /// take few.
 pub fn a_chunk_has_the_same_bits<B: Backend>(device: &Device<B>) {
     for (format, heads, position, tokens) in [
-        (MainFormat::Ue8m0, 64, 112, MOST_CONSECUTIVE + 3),
+        (MainFormat::Ue8m0, 64, 112, MAX_CONSECUTIVE + 3),
         (MainFormat::Ue8m0, 3, 0, 4),
         (MainFormat::F32, 65, 60, 7),
         (MainFormat::Ue8m0, 17, 250, 9),
@@ -130,7 +130,7 @@ pub fn results_near_zero_have_the_same_bits<B: Backend>(device: &Device<B>) {
     layer.sinks.fill(SINK);
     let queries: Vec<Query> = run(0, 126, 0, 3).collect();
     let heads = vec![vec![0; 512]; 2 * queries.len()];
-    layer.blocks = Blocks::whole(KeySplit::TwoBlocks);
+    layer.blocks = Blocks::whole(KeyCluster::TwoBlocks);
     let whole = layer.attend(&queries, Which::Nothing, &heads).out;
     let zeros = whole.iter().filter(|&&bits| bits == 0).count();
     assert!(zeros > 512, "{zeros} zeros");

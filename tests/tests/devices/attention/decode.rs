@@ -134,23 +134,23 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
         };
         let queries: Vec<Query> = (0..5).map(&mut drawn).collect();
         let heads = layer.random_heads(queries.len(), 11);
-        let splits = which.splits();
-        let alone: Vec<Vec<_>> = splits
+        let clusters = which.clusters();
+        let alone: Vec<Vec<_>> = clusters
             .iter()
-            .map(|&split| {
-                layer.blocks = Blocks::whole(split);
+            .map(|&cluster| {
+                layer.blocks = Blocks::whole(cluster);
                 let queries = queries.iter().map(std::slice::from_ref).zip(heads.chunks(2));
                 queries.map(|(query, heads)| part(&layer.attend(query, which, heads), 0)).collect()
             })
             .collect();
         for round in 0..5 {
-            // Each split in turn: with halves of channels, whole, spread over eight blocks, and over twice as many. The
-            // first two batches have three queries, padding included: with one block per query, the second block of the
-            // last cluster has nothing to do.
-            let split = splits[round % splits.len()];
-            let of_split = [Blocks::halves, Blocks::whole, Blocks::spread][round.min(2)];
-            layer.blocks = if round < 4 { of_split(split) } else { Blocks::spread_halves(split) };
-            let alone = &alone[round % splits.len()];
+            // Two blocks and one in turn: with halves of channels, whole, spread over eight blocks, and over twice as
+            // many. The first two batches have three queries, padding included: with one block for each query, the
+            // second block of the last cluster has nothing to do.
+            let cluster = clusters[round % clusters.len()];
+            let blocks = [Blocks::halves, Blocks::whole, Blocks::spread][round.min(2)];
+            layer.blocks = if round < 4 { blocks(cluster) } else { Blocks::spread_halves(cluster) };
+            let alone = &alone[round % clusters.len()];
             let mut order: Vec<usize> = (0..queries.len()).collect();
             order.shuffle(&mut random);
             order.truncate(if round < 2 { 2 } else { random.random_range(2..=queries.len()) });

@@ -13,7 +13,7 @@ use super::layer::{Layer, Query, Shape, Which, Written};
 /// Number of layers in [`random_layers_have_the_same_bits`].
 const LAYERS: u64 = 400;
 
-/// Lists and all entries, with up to two parts; rows with NaN, infinities and any scales; tables and lists with
+/// Lists and all entries, with up to two splits; rows with NaN, infinities and any scales; tables and lists with
 /// arbitrary numbers; scores and sinks of any magnitude; results that round to 0.
 pub fn random_layers_have_the_same_bits<B: Backend>(device: &Device<B>) {
     for seed in 0..LAYERS {
@@ -38,13 +38,13 @@ pub fn random_layers_have_the_same_bits<B: Backend>(device: &Device<B>) {
         let mut heads = layer.random_heads(queries.len(), seed + 1);
         let scale = 2_f32.powi(*[0, 0, 2, 5, -20, 20, 60].choose(random).unwrap());
         heads.iter_mut().for_each(|head| spoil_head(head, scale, random));
-        for &split in which.splits() {
+        for &cluster in which.clusters() {
             let mut attend = |blocks| {
                 layer.blocks = blocks;
                 comparable(layer.attend(&queries, which, &heads))
             };
-            let whole = attend(Blocks::whole(split));
-            for blocks in Blocks::others(split) {
+            let whole = attend(Blocks::whole(cluster));
+            for blocks in Blocks::others(cluster) {
                 let what = format!("layer {seed}: {which:?}, {entries} entries, {blocks:?}");
                 assert_same(&attend(blocks), &whole, &what);
             }

@@ -13,7 +13,7 @@ use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_oracle::row::EncodedRow;
-use kv_layout::attention::{AttendedKeys, KeySplit};
+use kv_layout::attention::{AttendedKeys, KeyCluster};
 use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, WINDOW};
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -79,18 +79,18 @@ impl Which {
         self.keys().blocks() as usize
     }
 
-    /// The splits of a query's keys that this kind of attention supports.
-    pub const fn splits(self) -> &'static [KeySplit] {
+    /// The numbers of blocks that may share a query's keys in this kind of attention.
+    pub const fn clusters(self) -> &'static [KeyCluster] {
         match self {
-            Self::Nothing => &[KeySplit::TwoBlocks],
-            Self::List | Self::All(_) => &[KeySplit::TwoBlocks, KeySplit::OneBlock],
+            Self::Nothing => &[KeyCluster::TwoBlocks],
+            Self::List | Self::All(_) => &[KeyCluster::TwoBlocks, KeyCluster::OneBlock],
         }
     }
 
-    /// Forms to check: each of these splits, and queries spread over eight blocks, channels in halves, and whole.
+    /// Forms to check: each of these numbers, and queries spread over eight blocks, channels in halves, and whole.
     pub fn blocks_to_check(self) -> [Blocks; 3] {
-        let two = KeySplit::TwoBlocks;
-        let one = if self == Self::Nothing { two } else { KeySplit::OneBlock };
+        let two = KeyCluster::TwoBlocks;
+        let one = if self == Self::Nothing { two } else { KeyCluster::OneBlock };
         [Blocks::halves(two), Blocks::whole(one), Blocks::spread(two)]
     }
 
@@ -127,7 +127,7 @@ pub struct Layer<B: Backend> {
     pub form: QueryForm,
     /// The form of the launch.
     pub blocks: Blocks,
-    /// Queries per launch for whose parts there is memory; `None` for all.
+    /// Queries per launch for whose splits there is memory; `None` for all.
     pub at_once: Option<u32>,
     device: Device<B>,
 }
@@ -158,7 +158,7 @@ impl<B: Backend> Layer<B> {
             table,
             sinks,
             form: QueryForm::Rotated,
-            blocks: Blocks::whole(KeySplit::TwoBlocks),
+            blocks: Blocks::whole(KeyCluster::TwoBlocks),
             at_once: None,
             device: device.clone(),
         }
@@ -293,8 +293,8 @@ impl<B: Backend> Layer<B> {
         let table = &BlockTable { table: &table, slots: shape.slots, max_blocks: shape.blocks };
         let (entries, rows) = (&entries, queries.first().map_or(0, |of| of.list.len() as u32));
         let workspace = self.workspace(blocks, count as u32, which);
-        let parts = workspace.parts.as_ref();
-        let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows, parts });
+        let splits = workspace.splits.as_ref();
+        let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows, splits });
         let short = out.slice(0, out.len().saturating_sub(1)).unwrap();
         let mut attention = Attention {
             queries: &StepQueries {
@@ -307,7 +307,7 @@ impl<B: Backend> Layer<B> {
             query: &query,
             form: self.form,
             heads: shape.heads,
-            split: blocks.split,
+            cluster: blocks.cluster,
             multiprocessors: blocks.multiprocessors,
             exchange: workspace.exchange.as_ref(),
             sinks: &upload(stream, &self.sinks),
@@ -347,19 +347,20 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// The workspace for `queries` queries: for the parts of their keys, and for clusters of spread parts.
+    /// The workspace for `queries` queries: for the splits of their keys, and for clusters of spread splits.
     fn workspace(&self, blocks: Blocks, queries: u32, which: Which) -> Workspace<B> {
-        let of_a_query = self.clusters_of_a_query(which, blocks.split);
-        let parts = self.at_once.unwrap_or(queries) * of_a_query;
-        let parts = matches!(which, Which::All(_)).then_some(parts);
-        let spread = blocks.clusters * queries * of_a_query;
-        Workspace::new(&self.device, &self.stream, parts, spread)
+        let of_a_query = self.clusters_of_a_query(which, blocks.cluster);
+        let splits = self.at_once.unwrap_or(queries) * of_a_query;
+        let splits = matches!(which, Which::All(_)).then_some(splits);
+        let spread = blocks.spread_clusters * queries * of_a_query;
+        Workspace::new(&self.device, &self.stream, splits, spread)
     }
 
-    /// Number of parts of a query's keys, times number of groups of 64 heads.
-    fn clusters_of_a_query(&self, which: Which, split: KeySplit) -> u32 {
+    /// Number of splits of a query's keys, times number of groups of 64 heads.
+    fn clusters_of_a_query(&self, which: Which, cluster: KeyCluster) -> u32 {
         let keys = if let Which::All(most) = which { WINDOW + most } else { 0 };
-        AttendedKeys::All.parts(keys, split, self.shape.heads) * self.shape.heads.div_ceil(64)
+        AttendedKeys::All.num_splits(keys, cluster, self.shape.heads)
+            * self.shape.heads.div_ceil(64)
     }
 
     fn canaries<T: bytemuck::Pod>(&self, len: u64) -> Buffer<B, T> {

@@ -17,7 +17,7 @@ use super::forms::{assert_same, comparable, spoil_head, spoil_list};
 use super::layer::{Layer, Query, Shape, Which, random_rows};
 use crate::inputs::{CANARY_BF16, CANARY_F32};
 
-/// Windows, lists and all entries, with up to three parts, and with more than 64 heads.
+/// Windows, lists and all entries, with up to three splits, and with more than 64 heads.
 pub fn queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) {
     windows(device, 0..6);
     lists(device, 0..3);
@@ -98,19 +98,19 @@ fn check<B: Backend>(
     layer.form = *[QueryForm::Rotated, QueryForm::Rotated, QueryForm::Raw].choose(random).unwrap();
     let mixed = mixed(&layer, (which, entries), count, random);
     let what = format!("seed {seed}: {which:?}, {entries} entries, valid {:?}", mixed.is_valid);
-    for &split in which.splits() {
+    for &cluster in which.clusters() {
         layer.at_once = None;
-        layer.blocks = Blocks::whole(split);
+        layer.blocks = Blocks::whole(cluster);
         let whole = comparable(layer.attend(&mixed.queries, which, &mixed.heads));
         check_alone(&layer, which, &mixed, (&whole.0, &whole.1), &what);
         let some = 8 * random.random_range(1..5);
-        let more = [Blocks { multiprocessors: some, ..Blocks::whole(split) }];
+        let more = [Blocks { multiprocessors: some, ..Blocks::whole(cluster) }];
         let consecutive = Blocks::of_own_rows(&layer.own).filter(|_| which == Which::Nothing);
-        for blocks in Blocks::others(split).chain(more).chain(consecutive) {
+        for blocks in Blocks::others(cluster).chain(more).chain(consecutive) {
             layer.blocks = blocks;
             // Spread queries have a single launch or none, so their memory may be for one query at a time.
             let at_once =
-                if blocks.clusters > 0 { 1 } else { random.random_range(1..=count as u32) };
+                if blocks.spread_clusters > 0 { 1 } else { random.random_range(1..=count as u32) };
             layer.at_once = *[None, Some(at_once)].choose(random).unwrap();
             let got = comparable(layer.attend(&mixed.queries, which, &mixed.heads));
             assert_same(&got, &whole, &format!("{what}, {blocks:?}, {:?} at once", layer.at_once));

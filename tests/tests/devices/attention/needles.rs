@@ -47,8 +47,8 @@ pub fn every_key_of_a_list_can_dominate<B: Backend>(device: &Device<B>) {
     needles(device, Which::List, (MainFormat::Ue8m0, 512), usize::MAX);
 }
 
-/// Maximum entries per query for which the launch is made: far more than there are, so that most parts are empty. The
-/// memory for the parts takes 1 GB.
+/// Maximum entries per query for which the launch is made: far more than there are, so that most splits are empty. The
+/// memory for the splits takes 1 GB.
 const MANY: u32 = 1 << 24;
 
 /// Keys of so many tiles that every block has at least three.

@@ -5,7 +5,7 @@ use dsv4_kv::ops::{
     self, Attended, AttendedEntries, Attention, BlockTable, Entries, OwnRows, QueryForm,
     StepQueries, SwaRing,
 };
-use kv_layout::attention::KeySplit;
+use kv_layout::attention::KeyCluster;
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{filled, upload};
@@ -56,7 +56,7 @@ fn attend<B: Backend>(device: &Device<B>, numbers: Numbers) -> Result<(), Device
         query: &query,
         form: QueryForm::Rotated,
         heads,
-        split: KeySplit::TwoBlocks,
+        cluster: KeyCluster::TwoBlocks,
         multiprocessors: 0,
         exchange: None,
         sinks: &floats,
@@ -67,7 +67,7 @@ fn attend<B: Backend>(device: &Device<B>, numbers: Numbers) -> Result<(), Device
             entries: &entries,
             table: &BlockTable { table: &words, slots, max_blocks },
             which: Attended::List(&words),
-            parts: None,
+            splits: None,
             rows,
         }),
         out: &out,

@@ -1,7 +1,7 @@
 //! Queries that are spread over eight blocks have the same bits as queries that are not.
 
 use dsv4_kv::device::{Backend, Device, bf16};
-use kv_layout::attention::{AttendedKeys, KeySplit, MOST_HEADS, PART_TILES, SPREAD_TILES};
+use kv_layout::attention::{AttendedKeys, KeyCluster, MAX_HEADS, SPLIT_TILES, SPREAD_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -11,11 +11,11 @@ use super::blocks::Blocks;
 use super::decode::{SHAPE, query_of, shape_of};
 use super::layer::{Layer, Query, Shape, TILE, Which};
 
-/// Whether the parts of the keys, a window and `entries` entries, are short enough to be spread over their clusters.
+/// Whether the splits of the keys, a window and `entries` entries, are short enough to be spread over their clusters.
 fn are_spread(blocks: Blocks, which: Which, entries: usize, heads: u32) -> bool {
     let keys = WINDOW + entries as u32;
-    let parts = which.keys().parts(keys, blocks.split, heads);
-    keys.div_ceil(TILE as u32) <= SPREAD_TILES * parts * blocks.clusters
+    let splits = which.keys().num_splits(keys, blocks.cluster, heads);
+    keys.div_ceil(TILE as u32) <= SPREAD_TILES * splits * blocks.spread_clusters
 }
 
 /// Runs queries of a window and `entries` entries, with padding, a shorter query, and one whose slot does not exist.
@@ -37,19 +37,19 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
         *entry = i32::MAX;
     }
     let heads = layer.random_heads(queries.len(), 42);
-    for &split in which.splits() {
+    for &cluster in which.clusters() {
         let mut attend = |blocks| {
             layer.blocks = blocks;
             layer.attend(&queries, which, &heads)
         };
-        let whole = attend(Blocks::whole(split));
+        let whole = attend(Blocks::whole(cluster));
         assert!(!whole.kernel.starts_with("attend_spread"), "{}", whole.kernel);
         assert_eq!(
             whole.faults,
             1 + u32::from(rows > 0),
-            "{which:?}, {entries} entries, {split:?}"
+            "{which:?}, {entries} entries, {cluster:?}"
         );
-        for blocks in Blocks::all_spread(split) {
+        for blocks in Blocks::all_spread(cluster) {
             let (spread, what) =
                 (attend(blocks), format!("{which:?}, {entries} entries, {blocks:?}"));
             let is_spread = spread.kernel.starts_with("attend_spread");
@@ -67,35 +67,35 @@ const fn entries_of(tiles: u32) -> usize {
 }
 
 /// The most entries of a list that is spread over one cluster.
-const MOST: usize = entries_of(SPREAD_TILES);
+const MAX_ENTRIES: usize = entries_of(SPREAD_TILES);
 
 /// Zero to three tiles per block, with full tiles and with a tile of few keys; one key more than a list that is spread
-/// over one cluster may have; one part, and two; numbers of heads that do not fill a block.
+/// over one cluster may have; one split, and two; numbers of heads that do not fill a block.
 pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     both_agree(device, Which::Nothing, 0, Shape { heads: 3, ..SHAPE });
     both_agree(device, Which::Nothing, 0, Shape { format: MainFormat::F32, heads: 65, ..SHAPE });
-    lists_agree(device, &[(1, 64), (7 * TILE - 2, 17), (MOST, 1), (MOST + 1, 1)]);
+    lists_agree(device, &[(1, 64), (7 * TILE - 2, 17), (MAX_ENTRIES, 1), (MAX_ENTRIES + 1, 1)]);
     all_agree(
         device,
         &[
             (2, 1, 64, MainFormat::F32),
-            (entries_of(PART_TILES), 1, 1, MainFormat::Ue8m0),
-            (entries_of(PART_TILES) + 1, 2, 1, MainFormat::Ue8m0),
+            (entries_of(SPLIT_TILES), 1, 1, MainFormat::Ue8m0),
+            (entries_of(SPLIT_TILES) + 1, 2, 1, MainFormat::Ue8m0),
         ],
     );
 }
 
-/// More tiles: the most that a list spread over two clusters may have; several parts, with the most tiles that are
+/// More tiles: the most that a list spread over two clusters may have; several splits, with the most tiles that are
 /// spread and with fewer.
 pub fn more_spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    const TWICE: usize = MOST + SPREAD_TILES as usize * TILE;
+    const TWICE: usize = MAX_ENTRIES + SPREAD_TILES as usize * TILE;
     lists_agree(device, &[(11 * TILE, 1), (TWICE, 1)]);
     all_agree(
         device,
         &[
-            (entries_of(PART_TILES) + 1, 2, 65, MainFormat::Ue8m0),
-            (entries_of(2 * PART_TILES) - 3, 2, 17, MainFormat::F32),
-            (entries_of(2 * PART_TILES) + 1, 3, 1, MainFormat::Ue8m0),
+            (entries_of(SPLIT_TILES) + 1, 2, 65, MainFormat::Ue8m0),
+            (entries_of(2 * SPLIT_TILES) - 3, 2, 17, MainFormat::F32),
+            (entries_of(2 * SPLIT_TILES) + 1, 3, 1, MainFormat::Ue8m0),
         ],
     );
 }
@@ -107,37 +107,38 @@ fn lists_agree<B: Backend>(device: &Device<B>, lists: &[(usize, u32)]) {
     }
 }
 
-/// Runs [`both_agree`] for all entries, given as (entries, parts, heads, format).
+/// Runs [`both_agree`] for all entries, given as (entries, splits, heads, format).
 fn all_agree<B: Backend>(device: &Device<B>, layers: &[(usize, u32, u32, MainFormat)]) {
-    for &(entries, parts, heads, format) in layers {
+    for &(entries, splits, heads, format) in layers {
         assert_eq!(
-            AttendedKeys::All.parts(WINDOW + entries as u32, KeySplit::TwoBlocks, heads),
-            parts
+            AttendedKeys::All.num_splits(WINDOW + entries as u32, KeyCluster::TwoBlocks, heads),
+            splits
         );
         let which = Which::All(entries as u32);
         both_agree(device, which, entries, Shape { format, heads, ..SHAPE });
     }
 }
 
-/// Parts with the most tiles that two clusters take, of queries with the most heads; and one tile more.
+/// Splits with the most tiles that two clusters take, of queries with the most heads; and one tile more.
 pub fn the_most_keys_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    const OF_PART: u32 = 2 * SPREAD_TILES;
-    for (tiles, parts, heads) in [
-        (3 * PART_TILES + 1, 3, 65),
-        (3 * OF_PART, 3, MOST_HEADS),
-        (3 * OF_PART + 1, 4, MOST_HEADS),
-        (4 * OF_PART, 4, 64),
-        (4 * OF_PART + 1, 5, 3),
+    const OF_SPLIT: u32 = 2 * SPREAD_TILES;
+    for (tiles, splits, heads) in [
+        (3 * SPLIT_TILES + 1, 3, 65),
+        (3 * OF_SPLIT, 3, MAX_HEADS),
+        (3 * OF_SPLIT + 1, 4, MAX_HEADS),
+        (4 * OF_SPLIT, 4, 64),
+        (4 * OF_SPLIT + 1, 5, 3),
     ] {
         let entries = tiles * TILE as u32 - WINDOW;
-        assert_eq!(AttendedKeys::All.parts(WINDOW + entries, KeySplit::TwoBlocks, heads), parts);
+        let found = AttendedKeys::All.num_splits(WINDOW + entries, KeyCluster::TwoBlocks, heads);
+        assert_eq!(found, splits);
         both_agree(device, Which::All(entries), entries as usize, Shape { heads, ..SHAPE });
     }
 }
 
-/// A NaN in either half of a query's keys, in one part and in two, reaches the results, as without clusters of eight.
+/// A NaN in either half of a query's keys, in one split and in two, reaches the results, as without clusters of eight.
 pub fn a_nan_in_either_half_is_not_hidden<B: Backend>(device: &Device<B>) {
-    let split = KeySplit::TwoBlocks;
+    let cluster = KeyCluster::TwoBlocks;
     for entries in [13 * TILE, 17 * TILE] {
         let which = Which::All(entries as u32);
         let shape = shape_of(which, entries, Shape { slots: 1, heads: 2, ..SHAPE });
@@ -148,7 +149,7 @@ pub fn a_nan_in_either_half_is_not_hidden<B: Backend>(device: &Device<B>) {
             let query = [query_of(which, entries, 0, &mut StdRng::seed_from_u64(44))];
             let heads = layer.random_heads(1, 45);
             let [whole, halves] =
-                [Blocks::whole(split), Blocks::spread_halves(split)].map(|blocks| {
+                [Blocks::whole(cluster), Blocks::spread_halves(cluster)].map(|blocks| {
                     layer.blocks = blocks;
                     layer.attend(&query, which, &heads)
                 });
@@ -159,7 +160,7 @@ pub fn a_nan_in_either_half_is_not_hidden<B: Backend>(device: &Device<B>) {
 }
 
 /// Scores so large that softmax weights are no longer relative to 0: for some heads and tiles or for all, in one
-/// cluster and in two, with one part and with several.
+/// cluster and in two, with one split and with several.
 pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
     /// Softmax weights are relative to 0 as long as scores are below 24 in log2 units.
     const FAR: f32 = 24.0 * core::f32::consts::LN_2;
@@ -180,15 +181,15 @@ pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
             });
         }
         let queries = [query];
-        for &split in which.splits() {
+        for &cluster in which.clusters() {
             let mut attend = |blocks| {
                 layer.blocks = blocks;
                 layer.attend(&queries, which, &heads)
             };
-            let whole = attend(Blocks::whole(split));
+            let whole = attend(Blocks::whole(cluster));
             let far = whole.lse.iter().filter(|&&bits| f32::from_bits(bits) > FAR).count();
             assert!((1..5).contains(&far), "{far} heads are far");
-            for blocks in Blocks::all_spread(split) {
+            for blocks in Blocks::all_spread(cluster) {
                 let spread = attend(blocks);
                 assert!(spread.lse == whole.lse, "{which:?}, {blocks:?}");
                 assert!(spread.out == whole.out, "{which:?}, {blocks:?}");
@@ -222,13 +223,13 @@ pub fn scores_far_below_have_the_same_bits<B: Backend>(device: &Device<B>) {
     layer.sinks.fill(-200.0);
     let queries = [query_of(Which::List, ENTRIES, 0, &mut random)];
     let heads = [along(-1.0), along(-0.1)];
-    for &split in Which::List.splits() {
+    for &cluster in Which::List.clusters() {
         let mut attend = |blocks| {
             layer.blocks = blocks;
             layer.attend(&queries, Which::List, &heads)
         };
-        let whole = attend(Blocks::whole(split));
-        for blocks in Blocks::all_spread(split) {
+        let whole = attend(Blocks::whole(cluster));
+        for blocks in Blocks::all_spread(cluster) {
             let spread = attend(blocks);
             assert!(spread.lse == whole.lse, "{blocks:?}");
             assert!(spread.out == whole.out, "{blocks:?}");
@@ -253,15 +254,15 @@ pub fn results_near_zero_have_the_same_bits<B: Backend>(device: &Device<B>) {
         layer.sinks.fill(SINK);
         let queries = [query_of(which, entries, 0, &mut StdRng::seed_from_u64(52))];
         let heads = vec![vec![0; 512]; 2];
-        for &split in which.splits() {
+        for &cluster in which.clusters() {
             let mut attend = |blocks| {
                 layer.blocks = blocks;
                 layer.attend(&queries, which, &heads).out
             };
-            let whole = attend(Blocks::whole(split));
+            let whole = attend(Blocks::whole(cluster));
             let zeros = whole.iter().filter(|&&bits| bits == 0).count();
-            assert!(zeros > 512, "{which:?}, {split:?}: {zeros} zeros");
-            for blocks in Blocks::others(split) {
+            assert!(zeros > 512, "{which:?}, {cluster:?}: {zeros} zeros");
+            for blocks in Blocks::others(cluster) {
                 assert!(attend(blocks) == whole, "{which:?}, {blocks:?}");
             }
         }

@@ -6,7 +6,7 @@ use std::slice::from_ref;
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::step::{AttentionTensors, EntryLists, QueryForm};
 use dsv4_kv::{Bucket, KvError, LayerId, RequestId, ops};
-use kv_layout::attention::KeySplit;
+use kv_layout::attention::KeyCluster;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -163,7 +163,7 @@ pub fn a_long_chunk_has_the_bits_of_short_ones<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A cache for contexts so long that queries may have several parts also has the memory for them, in graphs too. Short
+/// A cache for contexts so long that queries may have several splits also has the memory for them, in graphs too. Short
 /// requests get the same bits in it as in other caches.
 pub fn long_contexts_change_no_bit<B: Backend>(device: &Device<B>) {
     const CONTEXT: u32 = 1 << 19;
@@ -300,13 +300,13 @@ struct Progress {
 
 /// Random batches of several requests with chunks, drafts, padding and shapes of graphs. Each query is near `f64` when
 /// it comes first, and has the same bits whenever it comes again.
-fn random_batches<B: Backend>(device: &Device<B>, split: KeySplit, batches: usize) {
+fn random_batches<B: Backend>(device: &Device<B>, cluster: KeyCluster, batches: usize) {
     let mut random = StdRng::seed_from_u64(71);
     let stories: Vec<_> = [(140, 72), (70, 73), (270, 74), (33, 75), (280, 76)]
         .map(|(tokens, seed)| even_story(tokens, seed))
         .into();
     let drafts = stories.last().unwrap();
-    let mut world = World::with_split(device, FORMATS[0], &stories, (3, 2), split);
+    let mut world = World::with_cluster(device, FORMATS[0], &stories, (3, 2), cluster);
     let mut live: Vec<Progress> = Vec::new();
     for _ in 0..batches {
         while live.len() < 3 {
@@ -354,16 +354,16 @@ fn random_batches<B: Backend>(device: &Device<B>, split: KeySplit, batches: usiz
 
 /// A few of the batches of [`ten_thousand_batches_have_the_same_bits`].
 pub fn some_batches_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    random_batches(device, KeySplit::TwoBlocks, 6);
-    random_batches(device, KeySplit::OneBlock, 6);
+    random_batches(device, KeyCluster::TwoBlocks, 6);
+    random_batches(device, KeyCluster::OneBlock, 6);
 }
 
 /// Run by hand.
 pub fn ten_thousand_batches_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    random_batches(device, KeySplit::TwoBlocks, 10_000);
+    random_batches(device, KeyCluster::TwoBlocks, 10_000);
 }
 
 /// Run by hand.
 pub fn ten_thousand_batches_have_the_same_bits_in_one_block<B: Backend>(device: &Device<B>) {
-    random_batches(device, KeySplit::OneBlock, 10_000);
+    random_batches(device, KeyCluster::OneBlock, 10_000);
 }

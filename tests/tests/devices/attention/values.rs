@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device, bf16};
 use dsv4_kv_oracle::row::EncodedRow;
-use kv_layout::attention::KeySplit;
+use kv_layout::attention::KeyCluster;
 use kv_layout::geometry::HEAD_DIM;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -145,7 +145,7 @@ pub fn an_infinite_sum_stays_in_its_channel<B: Backend>(device: &Device<B>) {
         layer.window.fill(crate::inputs::oracle(format).encode(&values));
         let heads = vec![vec![0; HEAD_DIM as usize]; 2];
         for blocks in [Blocks::whole, Blocks::halves, Blocks::spread] {
-            layer.blocks = blocks(KeySplit::OneBlock);
+            layer.blocks = blocks(KeyCluster::OneBlock);
             let out = layer.attend(&[query(0, 200)], Which::Nothing, &heads).out;
             for (channel, &bits) in out.iter().enumerate().map(|(at, bits)| (at % 512, bits)) {
                 let expected = if channel == CHANNEL { 0x7F80 } else { 0 };

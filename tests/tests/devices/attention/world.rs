@@ -11,7 +11,7 @@ use dsv4_kv_oracle::attention::{self, Attended};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::rope::Table;
-use kv_layout::attention::KeySplit;
+use kv_layout::attention::KeyCluster;
 use kv_layout::geometry::{LayerKind, WINDOW};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -213,19 +213,19 @@ impl<'s, B: Backend> World<'s, B> {
         stories: &'s [Story],
         (requests, max_draft): (u32, u32),
     ) -> Self {
-        Self::with_split(device, formats, stories, (requests, max_draft), KeySplit::TwoBlocks)
+        Self::with_cluster(device, formats, stories, (requests, max_draft), KeyCluster::TwoBlocks)
     }
 
-    /// As [`Self::new`], with another split of keys.
-    pub fn with_split(
+    /// As [`Self::new`], with another number of blocks that share keys.
+    pub fn with_cluster(
         device: &Device<B>,
         formats: Formats,
         stories: &'s [Story],
         (requests, max_draft): (u32, u32),
-        attention_split: KeySplit,
+        attention_cluster: KeyCluster,
     ) -> Self {
         let cache = config(&LAYERS, formats, requests);
-        Self::of(device, CacheConfig { max_draft, attention_split, ..cache }, stories)
+        Self::of(device, CacheConfig { max_draft, attention_cluster, ..cache }, stories)
     }
 
     /// For two requests with one draft, with contexts of up to `max_context` tokens.

@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::ops::{
-    self, Compression, CompressorWeights, HcaCompression, StateRing, StateUpdate, StepProjections,
+    self, Compression, HcaCompression, PoolingWeights, StateRing, StateUpdate, StepProjections,
     StepTokens, WorkList,
 };
 use kv_layout::geometry::{CsaCompressor, csa_own_rows, hca_state_rows};
@@ -35,7 +35,7 @@ fn run<B: Backend>(
     match op {
         Op::Compress(which) => {
             let (entries, ape) = (&filled::<B, bf16>(stream, 512), &floats);
-            let weights = &CompressorWeights { ape, norm: &floats, frequencies: &floats };
+            let weights = &PoolingWeights { ape, norm: &floats, frequencies: &floats };
             let windows =
                 Compression { tokens, projections, weights, state, closing: list, entries };
 

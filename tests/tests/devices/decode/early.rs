@@ -3,7 +3,7 @@
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{
-    self, BlockTable, CompressorWeights, DecodeCompressor, DecodeStep, Entries, StateRing,
+    self, BlockTable, DecodeCompressor, DecodeStep, Entries, PoolingWeights, StateRing,
     StepProjections, StepTokens, SwaRing,
 };
 use kv_layout::main_row::MainFormat;
@@ -140,7 +140,7 @@ impl<B: Backend> Layer<B> {
         };
         let main = DecodeCompressor {
             projections: StepProjections { kv: &kv, gate: &gate },
-            weights: CompressorWeights { ape: &ape, norm: &norm, frequencies: &frequencies },
+            weights: PoolingWeights { ape: &ape, norm: &norm, frequencies: &frequencies },
             state: StateRing { rows: &state, ring: STATE_RING, slots: *tokens as u32 },
         };
         // The previous launch writes scattered words by a kernel. A copy would end before the next launch begins.

@@ -2,8 +2,8 @@
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::ops::{
-    self, BlockTable, CompressorWeights, CsaDecode, DecodeCompressor, DecodeStep, Entries,
-    HcaDecode, IndexKeys, StateRing, StepProjections, StepTokens, SwaRing,
+    self, BlockTable, CsaDecode, DecodeCompressor, DecodeStep, Entries, HcaDecode, IndexKeys,
+    PoolingWeights, StateRing, StepProjections, StepTokens, SwaRing,
 };
 use kv_layout::geometry::{csa_own_rows, hca_state_rows};
 use kv_layout::index_row::IndexFormat;
@@ -44,7 +44,7 @@ fn decode<B: Backend>(
     let [ring_data, ring_scale, data, scale, code, code_scale] = &planes;
     let compressor = |rows, [ring, slots]: [u32; 2]| DecodeCompressor {
         projections: StepProjections { kv: &floats, gate: &floats },
-        weights: CompressorWeights { ape: &floats, norm: &floats, frequencies: &floats },
+        weights: PoolingWeights { ape: &floats, norm: &floats, frequencies: &floats },
         state: StateRing { rows, ring, slots },
     };
     let step = DecodeStep {

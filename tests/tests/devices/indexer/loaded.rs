@@ -4,7 +4,7 @@
 use dsv4_kv::device::{Backend, Device, Stream};
 use dsv4_kv::ops::{self, IndexQueries, QueryProduct, StepQueries};
 use dsv4_kv::rope::compress_frequencies;
-use dsv4_kv::{Compressor, CsaIndexer, KvError, QueryWeight};
+use dsv4_kv::{CompressorWeights, CsaIndexer, KvError, QueryWeight};
 use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
 use dsv4_kv_model_files::ModelFileError;
@@ -182,12 +182,13 @@ pub fn compressors_are_loaded<B: Backend>(device: &Device<B>) {
     }
     let model_files = one_file(&config(), &written);
     for (kind, layer, _, [ratio, columns, channels]) in kinds {
-        let loaded = Compressor::of_layer(&stream, &model_files, layer as u32, kind).unwrap();
+        let loaded =
+            CompressorWeights::of_layer(&stream, &model_files, layer as u32, kind).unwrap();
         assert_eq!(download(&stream, &loaded.ape), of(ratio * columns, layer));
         assert_eq!(download(&stream, &loaded.norm), of(channels, layer + 7));
         assert_eq!(loaded.memory().len(), 2);
     }
-    let wrong = Compressor::of_layer(&stream, &model_files, 2, CompressorKind::CsaMain);
+    let wrong = CompressorWeights::of_layer(&stream, &model_files, 2, CompressorKind::CsaMain);
     let error = wrong.err().expect("an HCA layer");
     let shape = matches!(&error, KvError::ModelFile(error)
         if matches!(&**error, ModelFileError::Shape { expected, .. } if expected == &[4, 1024]));

@@ -5,14 +5,14 @@ use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_tests::inputs::{download, upload, upload_bf16};
 use dsv4_kv_tests::refused::named;
-use kv_layout::linear::MOST_NARROW_COLUMNS;
+use kv_layout::linear::MAX_NARROW_COLUMNS;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::product::{CANARY, assert_products, launch};
 
 /// Columns of the narrowest weight that the kernels do not treat as narrow.
-const WIDE: u32 = MOST_NARROW_COLUMNS + 1;
+const WIDE: u32 = MAX_NARROW_COLUMNS + 1;
 
 /// BF16 bits of random numbers, most of them small.
 fn random(count: u32) -> Vec<u16> {
@@ -33,14 +33,14 @@ const SHAPES: [(u32, u32, u32); 17] = [
     (65, 2080, 3),
     (40, 128, 65),
     (17, 9280, 2),
-    (MOST_NARROW_COLUMNS, 32, 4),
+    (MAX_NARROW_COLUMNS, 32, 4),
     (WIDE, 32, 9),
     (WIDE + 3, 544, 1),
     (WIDE + 6, 1568, 17),
     (320, 128, 33),
     (WIDE, 96, 65),
     (WIDE + 1, 160, 194),
-    (MOST_NARROW_COLUMNS - 60, 96, 129),
+    (MAX_NARROW_COLUMNS - 60, 96, 129),
 ];
 
 pub fn products_equal_the_oracle<B: Backend>(device: &Device<B>) {

@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{
-    self, CheckpointCopy, CheckpointRows, CopyDirection, CopyPieces, LayerImage, StateArena,
+    self, CheckpointCopy, CheckpointRows, CopyArena, CopyDirection, CopyPieces, LayerImage,
     StateCopies, StateRing, StateUpdate, StepProjections, StepTokens, SwaRing, WindowAppend,
 };
 use dsv4_kv::poison::{POISON, PoisonedRow};
@@ -323,19 +323,19 @@ pub fn what_cannot_be_copied_changes_nothing<B: Backend>(device: &Device<B>) {
     assert_eq!([a, b].map(|id| fed.manager.ledger().committed(id).unwrap()), [131, 128]);
 }
 
-/// The kernel counts jobs with slots or checkpoints that do not exist, and writes nothing for them.
+/// The kernel counts jobs with units or images that do not exist, and writes nothing for them.
 pub fn jobs_out_of_range_are_counted<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     // One row of 512 bytes in each of two slots and of two checkpoints.
     let pieces = upload(&stream, &[0_u32, 0, 32, 32, 1, 1, 0, 0]);
     let memory = |seed: u8| upload(&stream, &[[seed; 512], [seed + 1; 512]].concat());
     let (slots, checkpoints, faults) = (memory(1), memory(3), upload(&stream, &[0_u32]));
-    let arena = StateArena {
-        slots: &slots,
-        number_of_slots: 2,
-        checkpoints: &checkpoints,
-        number_of_checkpoints: 2,
-        checkpoint_bytes: 512,
+    let arena = CopyArena {
+        units: &slots,
+        number_of_units: 2,
+        images: &checkpoints,
+        number_of_images: 2,
+        image_bytes: 512,
     };
     let copy = |slot, checkpoint, direction| {
         let (slot, checkpoint) = (SlotId(slot), CheckpointId(checkpoint));
@@ -350,7 +350,7 @@ pub fn jobs_out_of_range_are_counted<B: Backend>(device: &Device<B>) {
         };
         ops::copy_state(&stream, &copies).unwrap();
     };
-    for direction in [CopyDirection::Save, CopyDirection::Restore, CopyDirection::Slot] {
+    for direction in [CopyDirection::Pack, CopyDirection::Unpack, CopyDirection::Copy] {
         copy(2, 0, direction);
         copy(0, 2, direction);
         copy(u32::MAX, 1, direction);
@@ -358,45 +358,45 @@ pub fn jobs_out_of_range_are_counted<B: Backend>(device: &Device<B>) {
     assert_eq!(download(&stream, &faults), [9]);
     assert_same(&download(&stream, &slots), &download(&stream, &memory(1)), "slots");
     assert_same(&download(&stream, &checkpoints), &download(&stream, &memory(3)), "checkpoints");
-    copy(0, 1, CopyDirection::Slot);
-    copy(1, 0, CopyDirection::Save);
+    copy(0, 1, CopyDirection::Copy);
+    copy(1, 0, CopyDirection::Pack);
     // The target includes the first word of all, which threads without a word of their own must not read meanwhile.
-    copy(1, 0, CopyDirection::Slot);
+    copy(1, 0, CopyDirection::Copy);
     assert_eq!(download(&stream, &slots), [1; 1024]);
     assert_eq!(download(&stream, &checkpoints), [[1; 512], [4; 512]].concat());
 }
 
-/// A copy without memory for the slots or for the checkpoints is refused by the name of what is missing.
+/// A copy without memory for the units or for the images is refused by the name of what is missing.
 pub fn copies_without_memory_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let pieces = upload(&stream, &[0_u32, 0, 32, 32, 1, 1, 0, 0]);
-    let (memory, checkpoints) = (filled::<B, u8>(&stream, 1024), filled::<B, u8>(&stream, 1024));
+    let (memory, images) = (filled::<B, u8>(&stream, 1024), filled::<B, u8>(&stream, 1024));
     let (jobs, faults) = (upload(&stream, &[0_i32, 1, 1, 1]), upload(&stream, &[0_u32]));
-    let copy = |slots: u64, number_of_checkpoints, checkpoint_bytes, direction| {
-        let arena = StateArena {
-            slots: &memory.slice(0, slots).unwrap(),
-            number_of_slots: 2,
-            checkpoints: &checkpoints,
-            number_of_checkpoints,
-            checkpoint_bytes,
+    let copy = |units: u64, number_of_images, image_bytes, direction| {
+        let arena = CopyArena {
+            units: &memory.slice(0, units).unwrap(),
+            number_of_units: 2,
+            images: &images,
+            number_of_images,
+            image_bytes,
         };
         let pieces = CopyPieces(&pieces);
         let (arena, jobs, faults) = (&arena, &jobs, &faults);
         let copies = StateCopies { arena, pieces, jobs, count: 1, direction, faults };
         ops::copy_state(&stream, &copies)
     };
-    let all = "units of 256 bytes of all slots";
-    copy(1024, 0, 0, CopyDirection::Slot).unwrap();
-    assert_eq!(named(copy(255, 0, 0, CopyDirection::Slot)), all);
-    for direction in [CopyDirection::Save, CopyDirection::Restore] {
+    let all = "256-byte granules of all slots or blocks";
+    copy(1024, 0, 0, CopyDirection::Copy).unwrap();
+    assert_eq!(named(copy(255, 0, 0, CopyDirection::Copy)), all);
+    for direction in [CopyDirection::Pack, CopyDirection::Unpack] {
         copy(1024, 2, 512, direction).unwrap();
         assert_eq!(named(copy(255, 2, 512, direction)), all);
-        assert_eq!(named(copy(1024, 0, 512, direction)), "number of checkpoints");
+        assert_eq!(named(copy(1024, 0, 512, direction)), "number of images");
         for bytes in [0, 255, 1 << 40] {
             let refused = named(copy(1024, 2, bytes, direction));
-            assert_eq!(refused, "units of 256 bytes of a checkpoint", "{bytes} bytes");
+            assert_eq!(refused, "256-byte granules of an image", "{bytes} bytes");
         }
-        assert_eq!(named(copy(1024, 2, 500, direction)), "bytes of a checkpoint");
+        assert_eq!(named(copy(1024, 2, 500, direction)), "bytes of an image");
     }
 }
 
@@ -461,7 +461,7 @@ pub fn rows_that_no_checkpoint_has_are_refused<B: Backend>(device: &Device<B>) {
             assert_eq!(named(result), "bytes of a checkpoint");
         }
     }
-    // A kernel counts in units of 256 bytes: other numbers would be rounded down.
+    // A kernel counts in granules of 256 bytes: other numbers would be rounded down.
     assert_eq!(named(append(DATA + SCALES + 100, [0, DATA])), "bytes of a checkpoint");
     assert_eq!(named(write(HALVES + 255, [0, 0])), "bytes of a checkpoint");
     for place in [1, 128, 255] {

@@ -169,7 +169,7 @@ fn check_gathers<B: Backend>(
 /// Tokens of the captured step.
 const BUCKET: u32 = 8;
 /// Requests of the captured step have fewer tokens than this.
-const MOST: u32 = 268;
+const MAX_TOKENS: u32 = 268;
 
 /// The graph has separate launches for the operations of a layer.
 pub fn a_captured_step_equals_eager_steps<B: Backend>(device: &Device<B>) {
@@ -198,7 +198,8 @@ fn check_capture<B: Backend>(device: &Device<B>, tokens_per_request: u32) {
         }
         requests.push(([id, twin], story, start));
     }
-    let gathered = |fed: &Fed<B>| Gathered::of_layers(&fed.manager, &fed.stream, BUCKET, MOST);
+    let gathered =
+        |fed: &Fed<B>| Gathered::of_layers(&fed.manager, &fed.stream, BUCKET, MAX_TOKENS);
     let (eager_out, graph_out) = (gathered(&eager), gathered(&captured));
     let padding = captured.bucket(BUCKET, tokens_per_request);
     let retained: Vec<_> = graph_out.iter().flat_map(Gathered::memory).collect();

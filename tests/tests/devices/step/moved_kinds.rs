@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::transfer::{MoveError, PartKind, Port, Positions};
+use dsv4_kv::transfer::{MoveError, PartKind, Positions, TransferStaging};
 use dsv4_kv::{CacheConfig, KvError, LayerGroup, RequestId};
 use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
@@ -16,10 +16,10 @@ use crate::stories::{Formats, Story, config, tiny};
 
 const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 
-/// A cache with these formats, and the port through which its requests move.
+/// A cache with these formats, and the staging memory through which its requests move.
 struct Site<B: Backend> {
     fed: Fed<B>,
-    port: Port<B>,
+    staging: TransferStaging<B>,
 }
 
 impl<B: Backend> Site<B> {
@@ -30,13 +30,13 @@ impl<B: Backend> Site<B> {
 
     fn with(device: &Device<B>, config: CacheConfig) -> Self {
         let fed = Fed::new(device, config);
-        let port = fed.manager.open_port().unwrap();
-        Self { fed, port }
+        let staging = fed.manager.new_transfer_staging().unwrap();
+        Self { fed, staging }
     }
 
     fn export(&mut self, id: RequestId) -> (Positions, Vec<u8>) {
         let stream = self.fed.stream.clone();
-        let mut export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
+        let mut export = self.fed.manager.export(&stream, &mut self.staging, id).unwrap();
         let mut payload = vec![0xA5; export.layout().bytes(export.positions()) as usize];
         export.all(&mut payload).unwrap();
         (export.positions(), payload)
@@ -44,7 +44,7 @@ impl<B: Backend> Site<B> {
 
     fn import(&mut self, (at, payload): (Positions, &[u8])) -> Result<RequestId, MoveError> {
         let stream = self.fed.stream.clone();
-        self.fed.manager.import(&stream, &mut self.port, (at, payload))
+        self.fed.manager.import(&stream, &mut self.staging, (at, payload))
     }
 }
 
@@ -111,7 +111,7 @@ pub fn requests_with_shared_prefixes_move<B: Backend>(device: &Device<B>) {
     let stories = [106, 107].map(|seed| Story::random(&tiny(), 400, seed));
     let [x, y] = stories.each_ref();
     let mut fed = told::fed(device, told::settings(0, 2, 128));
-    let port = fed.manager.open_port().unwrap();
+    let staging = fed.manager.new_transfer_staging().unwrap();
     let first = Told::of(&[(0, x, 300)]);
     let id = told::admit(&mut fed, &first, b"").id;
     told::compute(&mut fed, id, &first, 0, Cut::Chunks(128));
@@ -119,7 +119,7 @@ pub fn requests_with_shared_prefixes_move<B: Backend>(device: &Device<B>) {
     let admission = told::admit(&mut fed, &second, b"");
     assert_eq!(admission.reused, 256);
     told::compute(&mut fed, admission.id, &second, 256, Cut::Chunks(64));
-    let mut source = Site { fed, port };
+    let mut source = Site { fed, staging };
     let (at, payload) = source.export(admission.id);
     // The same tokens in a request that shares nothing.
     let mut alone = Site::new(device, FORMATS, 0);
@@ -129,7 +129,7 @@ pub fn requests_with_shared_prefixes_move<B: Backend>(device: &Device<B>) {
     let want = alone.export(never).1;
     let trunk = source.fed.manager.config().group_layers(LayerGroup::Trunk).end;
     let mut from = 0;
-    for part in source.port.layout().parts(at) {
+    for part in source.staging.layout().parts(at) {
         let bytes = from..from + part.bytes as usize;
         from = bytes.end;
         // Draft layers begin anew after a shared prefix, so their windows differ.
@@ -159,9 +159,9 @@ pub fn caches_refuse_what_they_cannot_hold<B: Backend>(device: &Device<B>, other
     assert!(matches!(error, MoveError::Cache(KvError::NoFreeSlot { slots: 3 })), "{error}");
     site.fed.manager.release(ids[2]).unwrap();
     let foreign = other.stream().unwrap();
-    let error = site.fed.manager.import(&foreign, &mut site.port, (at, &payload)).unwrap_err();
+    let error = site.fed.manager.import(&foreign, &mut site.staging, (at, &payload)).unwrap_err();
     assert!(matches!(error, MoveError::Cache(KvError::Device(_))), "{error}");
-    let error = site.fed.manager.export(&foreign, &mut site.port, ids[0]).unwrap_err();
+    let error = site.fed.manager.export(&foreign, &mut site.staging, ids[0]).unwrap_err();
     assert!(matches!(error, MoveError::Cache(KvError::Device(_))), "{error}");
     assert_eq!(site.fed.manager.ledger().live_requests(), 2);
     // A model without draft layers.

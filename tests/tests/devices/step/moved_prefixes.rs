@@ -3,7 +3,7 @@
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::events::{Drained, Event, EventBatch, EventSource};
-use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Port, Positions, PrefixImport};
+use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Positions, PrefixImport, TransferStaging};
 use dsv4_kv::{CacheConfig, KvError, Prompt, RequestId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -16,10 +16,10 @@ use crate::stories::{Story, tiny};
 /// Number of tokens in a prompt.
 const TOKENS: usize = 420;
 
-/// A cache and the port through which its prefixes move.
+/// A cache and the staging memory through which its prefixes move.
 struct Site<B: Backend> {
     fed: Fed<B>,
-    port: Port<B>,
+    staging: TransferStaging<B>,
     /// Number of imports so far, refused ones included. Every second import is from device memory.
     imports: usize,
 }
@@ -39,8 +39,8 @@ fn prompt(tokens: &[u32]) -> Prompt<'_> {
 impl<B: Backend> Site<B> {
     fn new(device: &Device<B>, settings: CacheConfig) -> Self {
         let fed = told::fed(device, settings);
-        let port = fed.manager.open_port().unwrap();
-        Self { fed, port, imports: 0 }
+        let staging = fed.manager.new_transfer_staging().unwrap();
+        Self { fed, staging, imports: 0 }
     }
 
     /// Exports the prefix of a prompt that is in this cache; `None` if there is none.
@@ -50,9 +50,9 @@ impl<B: Backend> Site<B> {
 
     /// As [`Self::export`], for a prompt with a salt.
     fn export_of(&mut self, tokens: &[u32], salt: &[u8]) -> Option<Left> {
-        let Self { fed, port, .. } = self;
+        let Self { fed, staging, .. } = self;
         let (stream, prompt) = (fed.stream.clone(), Prompt { salt, ..prompt(tokens) });
-        let export = fed.manager.export_prefix(&stream, port, &prompt).unwrap();
+        let export = fed.manager.export_prefix(&stream, staging, &prompt).unwrap();
         export.map(|mut export| {
             let (at, tokens) = (export.positions(), export.prompt().tokens.to_vec());
             let mut payload = vec![0xA5; export.layout().prefix_bytes(at) as usize];
@@ -65,27 +65,27 @@ impl<B: Backend> Site<B> {
         })
     }
 
-    /// Exports the state of a request, which fills the staging memory of the port.
+    /// Exports the state of a request, which fills the staging memory.
     fn export_state(&mut self, id: RequestId) {
-        let Self { fed, port, .. } = self;
+        let Self { fed, staging, .. } = self;
         let (stream, at) = (fed.stream.clone(), fed.manager.positions(id).unwrap());
-        let bytes: u64 = port.layout().state(at).map(|part| part.bytes).sum();
+        let bytes: u64 = staging.layout().state(at).map(|part| part.bytes).sum();
         let mut state = vec![0; bytes as usize];
-        fed.manager.export(&stream, port, id).unwrap().state(&mut state).unwrap();
+        fed.manager.export(&stream, staging, id).unwrap().state(&mut state).unwrap();
     }
 
     fn import(&mut self, left: &Left) -> Result<Option<PrefixImport>, MoveError> {
-        let Self { fed, port, imports } = self;
+        let Self { fed, staging, imports } = self;
         let stream = fed.stream.clone();
         let prompt = Prompt { salt: &left.salt, ..prompt(&left.tokens) };
         *imports += 1;
         if !imports.is_multiple_of(2) {
-            return fed.manager.import_prefix(&stream, port, &prompt, (left.at, &left.payload));
+            return fed.manager.import_prefix(&stream, staging, &prompt, (left.at, &left.payload));
         }
         let memory = stream.device().allocate("a prefix", left.payload.len() as u64).unwrap();
         stream.upload(&left.payload, &memory, 0).unwrap();
         let parts = (left.at, Parts::Device(memory));
-        fed.manager.import_prefix_from(&stream, port, &prompt, parts)
+        fed.manager.import_prefix_from(&stream, staging, &prompt, parts)
     }
 }
 
@@ -106,7 +106,7 @@ pub fn prompts_go_on_from_what_came<B: Backend>(device: &Device<B>) {
         let mut source = Site::new(device, settings(drafts[0], 6, interval));
         let mut target = Site::new(device, settings(drafts[1], 6, interval));
         // The last two prefixes have three blocks, which take two rounds, from host memory and from device memory.
-        assert_eq!(format!("{:?}", target.port), "Port { blocks: 2, .. }");
+        assert_eq!(format!("{:?}", target.staging), "TransferStaging { blocks: 2, .. }");
         target.imports = case;
         let one = admit(&mut source.fed, &first, b"");
         told::compute(&mut source.fed, one.id, &first, 0, cuts[0]);
@@ -314,8 +314,8 @@ pub fn what_cannot_come_changes_nothing<B: Backend>(device: &Device<B>) {
     let Site { fed, .. } = &mut target;
     let stream = fed.stream.clone();
     let error =
-        fed.manager.import_prefix(&stream, &mut source.port, &prompt(tokens), (at, payload));
-    assert!(matches!(error, Err(MoveError::ForeignPort)), "{error:?}");
+        fed.manager.import_prefix(&stream, &mut source.staging, &prompt(tokens), (at, payload));
+    assert!(matches!(error, Err(MoveError::ForeignStaging)), "{error:?}");
     assert_eq!(fed.manager.ledger().free_blocks(), 2);
     assert_eq!(fed.manager.ledger().tree_counts().blocks, 0);
     fed.manager.ledger().audit().unwrap();

@@ -1,7 +1,7 @@
 //! Requests that move to another cache continue there with the bytes of a request that never moved.
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Port, Positions};
+use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Positions, TransferStaging};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Launches, LayerGroup, Prompt, RequestId, SlotId};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -16,10 +16,10 @@ use crate::stories::{Story, config, tiny};
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 
-/// A cache and the port through which its requests move.
+/// A cache and the staging memory through which its requests move.
 struct Site<B: Backend> {
     fed: Fed<B>,
-    port: Port<B>,
+    staging: TransferStaging<B>,
 }
 
 impl<B: Backend> Site<B> {
@@ -27,18 +27,18 @@ impl<B: Backend> Site<B> {
         let config = config(&tiny(), FORMATS, 3);
         let config = CacheConfig { max_draft, num_blocks, poison: true, ..config };
         let fed = Fed::new(device, config);
-        let port = fed.manager.open_port().unwrap();
-        Self { fed, port }
+        let staging = fed.manager.new_transfer_staging().unwrap();
+        Self { fed, staging }
     }
 
     /// Exports a whole request: its blocks by `chunks` calls, then its state.
     fn export(&mut self, id: RequestId, chunks: u32) -> (Positions, Vec<u8>) {
-        let Self { fed, port } = self;
+        let Self { fed, staging } = self;
         let stream = fed.stream.clone();
-        let (at, layout) = (fed.manager.positions(id).unwrap(), port.layout().clone());
+        let (at, layout) = (fed.manager.positions(id).unwrap(), staging.layout().clone());
         let mut payload = vec![0xA5; layout.bytes(at) as usize];
         let (blocks, bytes) = (layout.blocks(at.trunk), layout.block_bytes() as usize);
-        let mut export = fed.manager.export(&stream, port, id).unwrap();
+        let mut export = fed.manager.export(&stream, staging, id).unwrap();
         let (of_blocks, of_state) = payload.split_at_mut(blocks as usize * bytes);
         let cuts: Vec<_> = (0..=chunks).map(|chunk| blocks * chunk / chunks).collect();
         for cut in cuts.windows(2) {
@@ -58,7 +58,7 @@ impl<B: Backend> Site<B> {
 
     fn import(&mut self, at: Positions, payload: &[u8]) -> Result<RequestId, MoveError> {
         let stream = self.fed.stream.clone();
-        self.fed.manager.import(&stream, &mut self.port, (at, payload))
+        self.fed.manager.import(&stream, &mut self.staging, (at, payload))
     }
 }
 
@@ -111,29 +111,29 @@ pub fn blocks_go_in_rounds<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 620, 99);
     let stored = story.stored(device, FORMATS);
     let (mut source, mut target) = (Site::new(device, 1, 15), Site::new(device, 1, 11));
-    assert_eq!(format!("{:?}", source.port), "Port { blocks: 2, .. }", "of five");
+    assert_eq!(format!("{:?}", source.staging), "TransferStaging { blocks: 2, .. }", "of five");
     let id = source.fed.manager.admit().unwrap();
     for tokens in [260, 390, 600] {
         feed(&mut source.fed, id, (&story, &story), tokens, tokens as u64);
         let (at, payload) = source.export(id, 1);
-        let layout = source.port.layout().clone();
+        let layout = source.staging.layout().clone();
         let blocks = layout.blocks(at.trunk);
         assert_eq!(blocks, tokens as u32 / 128 + 1);
         // The same with one call per block.
         assert_same(&source.export(id, blocks).1, &payload, &format!("blocks of {tokens} tokens"));
         let memory = device.allocate("a request", payload.len() as u64).unwrap();
         let stream = source.fed.stream.clone();
-        let mut export = source.fed.manager.export(&stream, &mut source.port, id).unwrap();
+        let mut export = source.fed.manager.export(&stream, &mut source.staging, id).unwrap();
         let (of_blocks, end) = ((u64::from(blocks) * layout.block_bytes()) as usize, payload.len());
         let mut whole = PartsMut::Device(memory.clone());
         export.blocks_to(0..blocks, whole.part(0..of_blocks)).unwrap();
         export.state_to(whole.part(of_blocks..end)).unwrap();
         assert_same(&download(&stream, &memory.view()), &payload, "through memory of the device");
         for from in [Parts::Host(&payload), Parts::Device(memory)] {
-            let Site { fed, port } = &mut target;
-            let room = fed.manager.reserve(at).unwrap();
+            let Site { fed, staging } = &mut target;
+            let reserved = fed.manager.reserve(at).unwrap();
             let stream = fed.stream.clone();
-            let loaded = fed.manager.load_from(&stream, port, room, from).unwrap();
+            let loaded = fed.manager.load_from(&stream, staging, reserved, from).unwrap();
             let moved = fed.manager.enter(loaded).unwrap();
             feed(fed, moved, (&story, &story), tokens + 1, 1);
             fed.assert_holds(moved, &story, &stored, tokens + 1);
@@ -167,29 +167,30 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     let error = target.fed.manager.reserve(Positions { trunk: 400, draft: 400 }).unwrap_err();
     let is_short = matches!(error, MoveError::Cache(KvError::OutOfBlocks { needed: 4, free: 3 }));
     assert!(is_short, "{error}");
-    // A port, and reserved room, of the other cache.
-    let room = target.fed.manager.reserve(at).unwrap();
+    // Staging memory, and a reservation, of the other cache.
+    let reserved = target.fed.manager.reserve(at).unwrap();
     let manager = &mut target.fed.manager;
-    let error = manager.load(&stream, &mut source.port, room, &payload).unwrap_err();
-    assert!(matches!(error, MoveError::ForeignPort), "{error}");
-    let room = target.fed.manager.reserve(at).unwrap();
-    let room = source.fed.manager.give_back(room).unwrap_err();
-    // The cache that refuses the room returns it, empty or loaded, and it is as usable as before.
-    let (manager, port) = (&mut source.fed.manager, &mut source.port);
-    let MoveError::ForeignRoom(room) = manager.load(&stream, port, room, &payload).unwrap_err()
+    let error = manager.load(&stream, &mut source.staging, reserved, &payload).unwrap_err();
+    assert!(matches!(error, MoveError::ForeignStaging), "{error}");
+    let reserved = target.fed.manager.reserve(at).unwrap();
+    let reserved = source.fed.manager.give_back(reserved).unwrap_err();
+    // The cache that refuses the reservation returns it, empty or loaded, and it is as usable as before.
+    let (manager, staging) = (&mut source.fed.manager, &mut source.staging);
+    let MoveError::ForeignReservation(reserved) =
+        manager.load(&stream, staging, reserved, &payload).unwrap_err()
     else {
-        panic!("the room is in the other cache")
+        panic!("the reservation is of the other cache")
     };
     let own = target.fed.stream.clone();
-    let loaded = target.fed.manager.load(&own, &mut target.port, room, &payload).unwrap();
+    let loaded = target.fed.manager.load(&own, &mut target.staging, reserved, &payload).unwrap();
     let loaded = manager.enter(loaded).unwrap_err();
     let moved = target.fed.manager.enter(loaded).unwrap();
     target.goes_on(device, moved, &story, 270);
     target.fed.manager.release(moved).unwrap();
     assert_eq!(counts(&target), before);
     // Exports of blocks and bytes that do not exist.
-    let (manager, port) = (&mut source.fed.manager, &mut source.port);
-    let mut export = manager.export(&stream, port, id).unwrap();
+    let (manager, staging) = (&mut source.fed.manager, &mut source.staging);
+    let mut export = manager.export(&stream, staging, id).unwrap();
     let error = export.blocks(2..4, &mut []).unwrap_err();
     assert!(matches!(error, MoveError::NoSuchBlock { block: 3, blocks: 3, .. }), "{error}");
     let [first, end] = [2, 1];
@@ -199,14 +200,14 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
         assert!(matches!(error, MoveError::Length { found: 1, .. }), "{error}");
     }
     manager.release(id).unwrap();
-    let error = manager.export(&stream, port, id).unwrap_err();
+    let error = manager.export(&stream, staging, id).unwrap_err();
     assert!(matches!(error, MoveError::Cache(KvError::UnknownRequest { .. })), "{error}");
     // The request still fits.
     let moved = target.import(at, &payload).unwrap();
     target.goes_on(device, moved, &story, 270);
 }
 
-/// Reserved room belongs to no request until `enter`. Calls on requests in the meantime do not touch it. It never
+/// A reservation belongs to no request until `enter`. Calls on requests in the meantime do not touch it. It never
 /// touches the slot of another request, whether it is entered or given back.
 pub fn reserved_room_is_nobodys<B: Backend>(device: &Device<B>) {
     let [story, other] = [94, 95].map(|seed| Story::random(&tiny(), 300, seed));
@@ -216,8 +217,8 @@ pub fn reserved_room_is_nobodys<B: Backend>(device: &Device<B>) {
     feed(&mut source.fed, id, (&story, &other), 270, 1);
     let (at, payload) = source.export(id, 1);
     for enter in [true, false] {
-        let room = target.fed.manager.reserve(at).unwrap();
-        // Releases every request that the ledger names: none of them has the room.
+        let reserved = target.fed.manager.reserve(at).unwrap();
+        // Releases every request that the ledger names: none of them has the reserved slot.
         for slot in (0..3).map(SlotId) {
             let named = target.fed.manager.ledger().request_in(slot);
             named.into_iter().for_each(|id| target.fed.manager.release(id).unwrap());
@@ -225,8 +226,8 @@ pub fn reserved_room_is_nobodys<B: Backend>(device: &Device<B>) {
         let neighbour = target.fed.manager.admit().unwrap();
         feed(&mut target.fed, neighbour, (&other, &story), 140, 2);
         let before = target.export(neighbour, 1);
-        let Site { fed, port } = &mut target;
-        let loaded = fed.manager.load(&stream, port, room, &payload).unwrap();
+        let Site { fed, staging } = &mut target;
+        let loaded = fed.manager.load(&stream, staging, reserved, &payload).unwrap();
         let moved = if enter {
             Some(fed.manager.enter(loaded).unwrap())
         } else {
@@ -281,7 +282,7 @@ pub fn refused_imports_evict_nothing<B: Backend>(device: &Device<B>) {
     let (at, payload) = source.export(id, 1);
     let settings = CacheConfig { num_blocks: 4, ..told::settings(1, 2, 128) };
     let mut fed = told::fed(device, settings);
-    let port = fed.manager.open_port().unwrap();
+    let staging = fed.manager.new_transfer_staging().unwrap();
     let ids: Vec<u32> = (0..300).collect();
     let stream = fed.stream.clone();
     let prompt = Prompt { tokens: &ids, salt: b"", adapter: b"" };
@@ -298,15 +299,15 @@ pub fn refused_imports_evict_nothing<B: Backend>(device: &Device<B>) {
         steps.into_iter().for_each(|step| step.commit(&[accepted]).unwrap());
     }
     fed.manager.release(first).unwrap();
-    let mut target = Site { fed, port };
+    let mut target = Site { fed, staging };
     let cached = |site: &Site<B>| site.fed.manager.ledger().evictable_blocks();
     assert_eq!(cached(&target), 2);
     let error = target.import(at, &payload[1..]).unwrap_err();
     assert!(matches!(error, MoveError::Length { .. }), "{error}");
     let Site { fed, .. } = &mut target;
     let given = (at, &payload[..]);
-    let error = fed.manager.import(&stream, &mut source.port, given).unwrap_err();
-    assert!(matches!(error, MoveError::ForeignPort), "{error}");
+    let error = fed.manager.import(&stream, &mut source.staging, given).unwrap_err();
+    assert!(matches!(error, MoveError::ForeignStaging), "{error}");
     // One block more than is free or evictable; later, no slot.
     let far = Positions { trunk: 5 * 128, draft: 5 * 128 };
     let error = target.fed.manager.reserve(far).unwrap_err();

@@ -129,7 +129,7 @@ pub fn the_next_turn_goes_on_from_the_answer<B: Backend>(device: &Device<B>) {
 
 /// The second of two prompts saves a checkpoint where it differs from the first. The third continues from there, also
 /// after the first two have ended. Under another salt nothing is shared.
-pub fn a_junction_is_reused_by_the_third<B: Backend>(device: &Device<B>) {
+pub fn a_branch_point_is_reused_by_the_third<B: Backend>(device: &Device<B>) {
     let stories = [311, 312, 313].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let [a, b, c] = &stories;
     let mut fed = fed(device, settings(0, 8, 0));

@@ -110,7 +110,7 @@ pub fn only_what_is_committed_is_saved<B: Backend>(device: &Device<B>) {
     let step = [StepRequest { id, start: 0, tokens: TOKENS as u32 }];
     for _ in 0..2 {
         let rejected = fed.manager.begin_step(&stream, Launches::Eager, &step).unwrap();
-        assert_eq!(rejected.plan().saves, Some(0), "all rows are of the chunk");
+        assert_eq!(rejected.plan().ring_copies, Some(0), "all rows are of the chunk");
         drop(rejected);
         assert_eq!(fed.manager.ledger().free_checkpoints(), 3);
         assert_eq!(fed.manager.take_saved(), []);

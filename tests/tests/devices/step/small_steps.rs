@@ -33,15 +33,15 @@ pub fn long_tables_are_entered<B: Backend>(device: &Device<B>) {
     let ids = told.ids();
     let prompt = Prompt { tokens: &ids[..PROMPT], salt: b"", adapter: b"" };
     let mut source = cache(device, STEP_TOKENS, 22);
-    let mut port = source.manager.open_port().unwrap();
+    let mut staging = source.manager.new_transfer_staging().unwrap();
     let stream = source.stream.clone();
     let id = source.manager.admit_with(&stream, &prompt).unwrap().id;
     told::compute_to(&mut source, id, &told, 0..PROMPT, Cut::Chunks(STEP_TOKENS as usize));
-    let mut export = source.manager.export(&stream, &mut port, id).unwrap();
+    let mut export = source.manager.export(&stream, &mut staging, id).unwrap();
     let at = export.positions();
     let mut request = vec![0; export.layout().bytes(at) as usize];
     export.all(&mut request).unwrap();
-    let mut export = source.manager.export_prefix(&stream, &mut port, &prompt).unwrap().unwrap();
+    let mut export = source.manager.export_prefix(&stream, &mut staging, &prompt).unwrap().unwrap();
     let (prefix_at, tokens) = (export.positions(), export.prompt().tokens.to_vec());
     let mut prefix = vec![0; export.layout().prefix_bytes(prefix_at) as usize];
     export.all(&mut prefix).unwrap();
@@ -57,8 +57,8 @@ pub fn long_tables_are_entered<B: Backend>(device: &Device<B>) {
         assert_table(fed, id);
         told::bytes(fed, id, TOKENS)
     };
-    let mut port = fed.manager.open_port().unwrap();
-    let came = fed.manager.import(&stream, &mut port, (at, &request)).unwrap();
+    let mut staging = fed.manager.new_transfer_staging().unwrap();
+    let came = fed.manager.import(&stream, &mut staging, (at, &request)).unwrap();
     let fork = fed.manager.fork(&stream, came).unwrap();
     assert_table(&fed, fork);
     let alone = goes_on(&mut fed, came, PROMPT..TOKENS);
@@ -67,7 +67,7 @@ pub fn long_tables_are_entered<B: Backend>(device: &Device<B>) {
     fed.manager.release(came).unwrap();
     // Changes the rows of both slots, so that they name other blocks.
     let mut occupy = |fed: &mut Fed<B>| {
-        let mut import = || fed.manager.import(&stream, &mut port, (at, &request)).unwrap();
+        let mut import = || fed.manager.import(&stream, &mut staging, (at, &request)).unwrap();
         [import(), import()].into_iter().for_each(|id| fed.manager.release(id).unwrap());
     };
     occupy(&mut fed);
@@ -79,7 +79,7 @@ pub fn long_tables_are_entered<B: Backend>(device: &Device<B>) {
         fed.manager.release(id).unwrap();
     }
     let entered = Prompt { tokens: &tokens, ..prompt };
-    let mut second = fed.manager.open_port().unwrap();
+    let mut second = fed.manager.new_transfer_staging().unwrap();
     let entered = fed.manager.import_prefix(&stream, &mut second, &entered, (prefix_at, &prefix));
     assert_eq!(entered.unwrap().map(|entered| entered.blocks), Some(21));
     occupy(&mut fed);

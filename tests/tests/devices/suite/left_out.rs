@@ -57,8 +57,8 @@ suite! {
         every_key_of_a_list_can_dominate,
         every_key_of_many_can_dominate,
     }
-    attention::parts {
-        parts_of_many_heads_equal_the_oracle,
+    attention::splits {
+        splits_of_many_heads_equal_the_oracle,
     }
     attention::mixed {
         more_queries_that_are_not_valid_change_no_bit,

@@ -1,6 +1,6 @@
 //! The capacity planner compared with admission: exactly the requests that it says fit are admitted.
 
-use kv_layout::attention::KeySplit;
+use kv_layout::attention::KeyCluster;
 use std::cell::Cell;
 
 use dsv4_kv::capacity::{self, Capacity};
@@ -55,7 +55,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             lease_bytes: 0,
             host_bytes: 0,
             event_capacity: 0,
-            attention_split: KeySplit::TwoBlocks,
+            attention_cluster: KeyCluster::TwoBlocks,
             poison: false,
         },
     )

@@ -250,16 +250,16 @@ fn a_failed_move_changes_nothing() {
     for how in [Failure::Instead, Failure::After] {
         let (mut fed, story, stored, id) = fed();
         let stream = fed.stream.clone();
-        let mut port = fed.manager.open_port().unwrap();
+        let mut staging = fed.manager.new_transfer_staging().unwrap();
         let at = fed.manager.positions(id).unwrap();
-        let mut payload = vec![0; port.layout().bytes(at) as usize];
+        let mut payload = vec![0; staging.layout().bytes(at) as usize];
         let ((), failures) = fail_each(&mut fed, how, |fed| {
-            let export = fed.manager.export(&stream, &mut port, id);
+            let export = fed.manager.export(&stream, &mut staging, id);
             export.and_then(|mut export| export.all(&mut payload)).map_err(cache_error)
         });
         assert!(failures > 5, "{failures} calls failed");
         let (moved, failures) = fail_each(&mut fed, how, |fed| {
-            fed.manager.import(&stream, &mut port, (at, &payload)).map_err(cache_error)
+            fed.manager.import(&stream, &mut staging, (at, &payload)).map_err(cache_error)
         });
         assert!(failures > 5, "{failures} calls failed");
         for id in [id, moved] {
@@ -289,8 +289,10 @@ fn a_failed_prefix_changes_nothing() {
     for how in [Failure::Instead, Failure::After] {
         let (mut fed, mut other) = (new(3), new(0));
         let stream = fed.stream.clone();
-        let (mut port, mut others) =
-            (fed.manager.open_port().unwrap(), other.manager.open_port().unwrap());
+        let (mut staging, mut others) = (
+            fed.manager.new_transfer_staging().unwrap(),
+            other.manager.new_transfer_staging().unwrap(),
+        );
         let id = fed.manager.admit_with(&stream, &prompt).unwrap().id;
         for from in [0, 128] {
             let parts = [StepPart::new(id, &story, from..from + 128)];
@@ -305,7 +307,7 @@ fn a_failed_prefix_changes_nothing() {
         }
         let before = counts(&fed);
         let ((at, payload), failures) = fail_each(&mut fed, how, |fed| {
-            let export = fed.manager.export_prefix(&stream, &mut port, &prompt);
+            let export = fed.manager.export_prefix(&stream, &mut staging, &prompt);
             let mut export = export.map_err(cache_error)?.expect("a checkpoint is there");
             let mut payload = vec![0; export.layout().prefix_bytes(export.positions()) as usize];
             export.all(&mut payload).map_err(cache_error)?;

@@ -68,7 +68,7 @@ fn an_arrival_takes_all_or_nothing() {
         }
         if result.is_err() {
             assert_eq!(counts(&fed), before, "{blocks} blocks, {checkpoints} checkpoints");
-            assert!(!fed.manager.is_moving());
+            assert!(!fed.manager.has_tier_transfers());
             let misses = fed.manager.tier_stats().misses[TierMiss::NoRoomOnDevice.index()];
             assert_eq!(misses - stats.misses[TierMiss::NoRoomOnDevice.index()], 1);
             // With room it is brought back.
@@ -156,9 +156,9 @@ fn a_departure_takes_all_or_nothing() {
         let before = counts(&fed);
         fed.manager.settle_tier(&fed.stream).unwrap();
         let misses = fed.manager.tier_stats().misses[TierMiss::NoRoomOnHost.index()];
-        if let Some(room) = taken {
+        if let Some(reservation) = taken {
             assert_eq!((misses, counts(&fed)), (1, before), "{free} units are free");
-            assert!(fed.manager.give_host_back(room).is_ok());
+            assert!(fed.manager.give_host_back(reservation).is_ok());
         } else {
             assert_eq!((misses, fed.manager.host_units().0), (0, 0));
         }

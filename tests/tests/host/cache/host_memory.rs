@@ -2,7 +2,8 @@
 
 use dsv4_kv::device::{Device, EmuOptions, Emulator, Null, NullDevice};
 use dsv4_kv::{
-    Accepted, CacheConfig, KvError, Launches, Origin, RequestId, RootKey, StepRequest, TierMiss,
+    Accepted, CacheConfig, CheckpointInfo, KvError, Launches, Origin, RequestId, RootKey,
+    StepRequest, TierMiss,
 };
 use dsv4_kv_tests::fed::Fed;
 use dsv4_kv_tests::lazy::Lazy;
@@ -12,6 +13,8 @@ use super::tier::{LAYERS, TOKENS, counts, lost, prompt, run, settings, tokens};
 
 /// Blocks in the prefix of each prompt.
 const BLOCKS: usize = 2;
+/// A checkpoint of a prompt, without draft windows.
+const OF_A_PROMPT: CheckpointInfo = CheckpointInfo { origin: Origin::Prompt, has_draft: false };
 
 pub(super) fn story() -> Story {
     Story::random(&LAYERS, TOKENS, 441)
@@ -81,16 +84,17 @@ fn room_is_all_or_nothing() {
     let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
     let of_checkpoint = checkpoint.div_ceil(block) as usize;
     let (_, all) = fed.manager.host_units();
-    let room = fed.manager.reserve_host(&root, &other(1)).expect("there is room");
+    let reservation = fed.manager.reserve_host(&root, &other(1)).expect("there is room");
     let before = fed.manager.host_units();
     let tokens = other(all as usize - of_checkpoint);
-    assert!(fed.manager.reserve_host(&root, &tokens).is_none(), "one room is taken");
+    assert!(fed.manager.reserve_host(&root, &tokens).is_none(), "memory for one is reserved");
     assert_eq!(fed.manager.host_units(), before, "nothing was evicted for it");
     assert_eq!(fed.manager.tier_stats().evicted_blocks, 0);
-    assert!(fed.manager.give_host_back(room).is_ok());
-    let room = fed.manager.reserve_host(&root, &tokens).expect("all of it, for which a goes");
+    assert!(fed.manager.give_host_back(reservation).is_ok());
+    let reservation =
+        fed.manager.reserve_host(&root, &tokens).expect("all of it, for which a goes");
     assert_eq!(fed.manager.host_units().0, 0);
-    assert!(fed.manager.give_host_back(room).is_ok());
+    assert!(fed.manager.give_host_back(reservation).is_ok());
     fed.manager.audit_tier().unwrap();
 }
 
@@ -110,12 +114,13 @@ fn what_is_read_is_not_evicted() {
     assert_eq!(fed.manager.host_units().0, 0, "nothing was evicted for it");
     fed.manager.audit_tier().unwrap();
     // The other prompt is evicted to make room.
-    let room = fed.manager.reserve_host(&root, &other(BLOCKS)).expect("b is not read");
+    let reservation = fed.manager.reserve_host(&root, &other(BLOCKS)).expect("b is not read");
     fed.manager.audit_tier().unwrap();
     drop(image);
-    assert!(fed.manager.give_host_back(room).is_ok());
-    let room = fed.manager.reserve_host(&root, &other(blocks)).expect("nobody reads any more");
-    assert!(fed.manager.give_host_back(room).is_ok());
+    assert!(fed.manager.give_host_back(reservation).is_ok());
+    let reservation =
+        fed.manager.reserve_host(&root, &other(blocks)).expect("nobody reads any more");
+    assert!(fed.manager.give_host_back(reservation).is_ok());
     fed.manager.audit_tier().unwrap();
 }
 
@@ -148,7 +153,7 @@ fn offers_that_nobody_looks_at_are_counted() {
     assert!(fed.manager.next_host_image().is_none(), "the first one is not");
 }
 
-/// Room that a lower tier drops is free again, and so are the references to the blocks above it.
+/// Memory whose reservation a lower tier drops is free again, and so are the references to the blocks above it.
 #[test]
 fn dropped_room_is_free_again() {
     let mut fed = with_checkpoints(2, 1);
@@ -161,17 +166,17 @@ fn dropped_room_is_free_again() {
     let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
     let (before, all) = fed.manager.host_units();
     for _ in 0..3 {
-        let room = fed.manager.reserve_host(&root, &behind).expect("there is room");
-        assert_eq!(room.above(), BLOCKS as u32);
-        drop(room);
+        let reservation = fed.manager.reserve_host(&root, &behind).expect("there is room");
+        assert_eq!(reservation.above(), BLOCKS as u32);
+        drop(reservation);
     }
     fed.manager.advance_tier(&fed.stream).unwrap();
     assert_eq!(fed.manager.host_units().0, before);
     fed.manager.audit_tier().unwrap();
     let blocks = all as usize - checkpoint.div_ceil(block) as usize;
-    let room = fed.manager.reserve_host(&RootKey::new(b"", b"", b""), &other(blocks));
-    let room = room.expect("nothing is held any more");
-    assert!(fed.manager.give_host_back(room).is_ok());
+    let reservation = fed.manager.reserve_host(&RootKey::new(b"", b"", b""), &other(blocks));
+    let reservation = reservation.expect("nothing is held any more");
+    assert!(fed.manager.give_host_back(reservation).is_ok());
 }
 
 /// Host memory keeps a prompt from which requests continue on the device, although the device has it too.
@@ -323,7 +328,7 @@ fn a_full_cache_moves_nothing() {
     assert!(matches!(full, Err(KvError::NoFreeSlot { slots: 3 })), "{full:?}");
     assert_eq!(counts(&fed), before);
     assert_eq!(fed.manager.tier_stats(), stats);
-    assert!(!fed.manager.is_moving());
+    assert!(!fed.manager.has_tier_transfers());
 }
 
 /// A checkpoint that is requested twice for one position is saved once.
@@ -338,7 +343,7 @@ fn a_wanted_position_is_saved_once() {
     assert_eq!(fed.manager.take_saved().len(), 1);
 }
 
-/// Reserved room accepts images of exactly its sizes, all of them, and only in its own cache.
+/// A reservation accepts images of exactly its sizes, all of them, and only in its own cache.
 #[test]
 fn room_is_filled_exactly() {
     let mut fed = with_checkpoints(2, 1);
@@ -346,7 +351,7 @@ fn room_is_filled_exactly() {
     let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
     let [block, checkpoint] = [block, checkpoint].map(|bytes| vec![1; bytes as usize]);
     let (few, many) = (&block[1..], [&block[..], &[1]].concat());
-    let mut room = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
+    let mut reservation = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
     let whole = &checkpoint[..];
     let longer = [whole, &[1]].concat();
     let one = &block[..];
@@ -361,30 +366,32 @@ fn room_is_filled_exactly() {
     ];
     for (at, (blocks, checkpoint)) in wrong.into_iter().enumerate() {
         let blocks = blocks.iter().copied();
-        assert!(!room.fill(blocks, checkpoint, (Origin::Prompt, false)), "{at}");
+        assert!(!reservation.fill(blocks, checkpoint, OF_A_PROMPT), "{at}");
     }
-    assert!(matches!(fed.manager.enter_host(room), Ok(false)), "it was not filled");
+    assert!(matches!(fed.manager.enter_host(reservation), Ok(false)), "it was not filled");
     fed.manager.audit_tier().unwrap();
 
-    // Room that was filled, and is filled again by images that panic, is not full.
-    let mut room = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
-    assert!(room.fill([one; 2], whole, (Origin::Prompt, false)));
+    // A reservation that was filled, and is filled again by images that panic, is not full.
+    let mut reservation = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
+    assert!(reservation.fill([one; 2], whole, OF_A_PROMPT));
     let panics = std::panic::AssertUnwindSafe(|| {
         let images = [one; 2].into_iter().enumerate().map(|(at, one)| match at {
             0 => one,
             _ => std::panic::resume_unwind(Box::new(())),
         });
-        room.fill(images, whole, (Origin::Prompt, false))
+        reservation.fill(images, whole, OF_A_PROMPT)
     });
     assert!(std::panic::catch_unwind(panics).is_err());
-    assert!(matches!(fed.manager.enter_host(room), Ok(false)), "it was not filled again");
+    assert!(matches!(fed.manager.enter_host(reservation), Ok(false)), "it was not filled again");
 
-    let mut room = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
-    assert!(room.fill([&block[..]; 2], whole, (Origin::Prompt, false)));
+    let mut reservation = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
+    assert!(reservation.fill([&block[..]; 2], whole, OF_A_PROMPT));
     let mut strange = with_checkpoints(2, 1);
-    let room = strange.manager.give_host_back(room).expect_err("it is another cache's");
-    let room = strange.manager.enter_host(room).map(drop).expect_err("it is another cache's");
-    assert!(matches!(fed.manager.enter_host(room), Ok(true)), "its own takes it still");
+    let reservation =
+        strange.manager.give_host_back(reservation).expect_err("it is another cache's");
+    let reservation =
+        strange.manager.enter_host(reservation).map(drop).expect_err("it is another cache's");
+    assert!(matches!(fed.manager.enter_host(reservation), Ok(true)), "its own takes it still");
     assert!(fed.manager.reserve_host(&root, &other(2)).is_none(), "it is there");
     fed.manager.audit_tier().unwrap();
 }
@@ -404,9 +411,9 @@ fn what_host_memory_has_by_then_is_not_stored() {
     let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
     let [block, checkpoint] = [block, checkpoint].map(|bytes| vec![1; bytes as usize]);
     let blocks = &tokens.as_chunks().0[..BLOCKS];
-    let mut room = fed.manager.reserve_host(&root, blocks).expect("it is on its way");
-    assert!(room.fill([&block[..]; BLOCKS], &checkpoint, (Origin::Prompt, false)));
-    assert!(matches!(fed.manager.enter_host(room), Ok(true)));
+    let mut reservation = fed.manager.reserve_host(&root, blocks).expect("it is on its way");
+    assert!(reservation.fill([&block[..]; BLOCKS], &checkpoint, OF_A_PROMPT));
+    assert!(matches!(fed.manager.enter_host(reservation), Ok(true)));
     fed.manager.settle_tier(&fed.stream).unwrap();
     let stats = fed.manager.tier_stats();
     assert_eq!((stats.stored_blocks, stats.stored_checkpoints), (0, 0));
@@ -454,8 +461,8 @@ fn a_cache_is_given_up_when_nothing_moves() {
         }
         let stream = fed.stream.clone();
         let copied = fed.manager.into_copied_state(&fed.stream, |arena, _, _| {
-            let mut bytes = vec![0; arena.checkpoint_bytes as usize];
-            stream.download(&arena.checkpoints.view(), 0, &mut bytes).unwrap();
+            let mut bytes = vec![0; arena.image_bytes as usize];
+            stream.download(&arena.images.view(), 0, &mut bytes).unwrap();
             bytes
         });
         copied.unwrap()

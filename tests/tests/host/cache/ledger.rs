@@ -89,8 +89,8 @@ fn a_request_keeps_its_blocks_and_gives_them_back() {
         [StepRequest { id: a, start: 0, tokens: 300 }, StepRequest { id: b, start: 0, tokens: 3 }];
     let plan = begin(&mut ledger, &mut array, &step).unwrap();
     let (tokens, tokens_per_request, context) = (303, 300, 300);
-    let (requests, new_blocks, saves) = (2, 3, None);
-    let want = StepPlan { tokens, tokens_per_request, requests, context, new_blocks, saves };
+    let (requests, new_blocks, ring_copies) = (2, 3, None);
+    let want = StepPlan { tokens, tokens_per_request, requests, context, new_blocks, ring_copies };
     assert_eq!(plan, want);
     commit(&mut ledger, &[(b, 3), (a, 300)]).unwrap();
     let held: Vec<_> = ledger.block_table(a).unwrap().collect();

@@ -32,7 +32,7 @@ fn step(ledger: &mut Ledger, group: LayerGroup, id: RequestId, (start, tokens): 
 #[test]
 fn a_request_that_came_does_not_go_back() {
     let mut ledger = Ledger::new(&config()).unwrap();
-    let came = ledger.arrive(Positions { trunk: 131, draft: 131 }).unwrap();
+    let came = ledger.admit_imported(Positions { trunk: 131, draft: 131 }).unwrap();
     let own = ledger.admit().unwrap();
     for group in LayerGroup::ALL {
         step(&mut ledger, group, own, (0, 131));
@@ -56,11 +56,12 @@ fn a_request_that_came_does_not_go_back() {
 #[test]
 fn a_request_that_came_is_not_saved_behind_its_position() {
     let mut cache = KvCacheManager::new(NullDevice::null(1 << 40), config()).unwrap();
-    let (stream, mut port) = (cache.device().stream().unwrap(), cache.open_port().unwrap());
+    let (stream, mut staging) =
+        (cache.device().stream().unwrap(), cache.new_transfer_staging().unwrap());
     let [behind, at] = [131, 128].map(|tokens| {
         let at = Positions { trunk: tokens, draft: tokens };
-        let payload = vec![0; port.layout().bytes(at) as usize];
-        cache.import(&stream, &mut port, (at, &payload)).unwrap()
+        let payload = vec![0; staging.layout().bytes(at) as usize];
+        cache.import(&stream, &mut staging, (at, &payload)).unwrap()
     });
     let own = cache.admit().unwrap();
     let request = StepRequest { id: own, start: 0, tokens: 131 };

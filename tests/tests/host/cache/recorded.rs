@@ -361,10 +361,10 @@ fn no_capture_begins_in_a_move() {
     let [story, other] = [50, 51].map(|seed| Story::random(&[Csa, Swa], TOKENS, seed));
     let (mut fed, id) = with_request(&device, &story);
     let (stream, mut retained) = (fed.stream.clone(), fed.manager.memory());
-    let mut port = fed.manager.open_port().unwrap();
+    let mut staging = fed.manager.new_transfer_staging().unwrap();
     let at = fed.manager.positions(id).unwrap();
-    let mut payload = vec![0; port.layout().bytes(at) as usize];
-    fed.manager.export(&stream, &mut port, id).unwrap().all(&mut payload).unwrap();
+    let mut payload = vec![0; staging.layout().bytes(at) as usize];
+    fed.manager.export(&stream, &mut staging, id).unwrap().all(&mut payload).unwrap();
     let memory = device.allocate::<u8>("a payload", payload.len() as u64).unwrap();
     retained.push(memory.memory());
     let blocks = fed.manager.ledger().free_blocks();
@@ -376,7 +376,7 @@ fn no_capture_begins_in_a_move() {
             let mut found = vec![0xA5; payload.len()];
             stream.upload(&found, &memory, 0).unwrap();
             let export = || {
-                let mut export = fed.manager.export(&stream, &mut port, id)?;
+                let mut export = fed.manager.export(&stream, &mut staging, id)?;
                 if !on_device {
                     return export.all(&mut found);
                 }
@@ -411,19 +411,19 @@ fn no_capture_begins_in_a_move() {
             fed.step(&[Part::new(before, &other, 0..TOKENS)], Padding::None);
             fed.manager.release(before).unwrap();
             let import = || {
-                let room = fed.manager.reserve(at)?;
+                let reserved = fed.manager.reserve(at)?;
                 let parts = match on_device {
                     false => Parts::Host(&payload),
                     true => Parts::Device(memory.clone()),
                 };
-                let loaded = fed.manager.load_from(&stream, &mut port, room, parts)?;
-                Ok::<_, MoveError>(fed.manager.enter(loaded).expect("its own room"))
+                let loaded = fed.manager.load_from(&stream, &mut staging, reserved, parts)?;
+                Ok::<_, MoveError>(fed.manager.enter(loaded).expect("its own reservation"))
             };
             let (answer, capture) = beside_a_capture_of(&stream, &retained, at_question, import);
             let is_last = capture.is_none();
             if let Some(came) = counts.count((answer, capture)) {
                 let mut found = vec![0; payload.len()];
-                fed.manager.export(&stream, &mut port, came).unwrap().all(&mut found).unwrap();
+                fed.manager.export(&stream, &mut staging, came).unwrap().all(&mut found).unwrap();
                 assert!(found == payload, "what was imported, question {question}");
                 fed.manager.release(came).unwrap();
             }

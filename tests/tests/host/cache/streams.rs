@@ -152,14 +152,15 @@ fn a_checkpoint_follows_the_steps() {
 fn a_move_follows_the_steps() {
     check(|cache| {
         let id = cache.request(TOKENS);
-        let mut port = cache.fed.manager.open_port().unwrap();
+        let mut staging = cache.fed.manager.new_transfer_staging().unwrap();
         let at = cache.fed.manager.positions(id).unwrap();
-        let mut payload = vec![0; port.layout().bytes(at) as usize];
-        let export = cache.fed.manager.export(&cache.copies[0], &mut port, id);
+        let mut payload = vec![0; staging.layout().bytes(at) as usize];
+        let export = cache.fed.manager.export(&cache.copies[0], &mut staging, id);
         export.unwrap().all(&mut payload).unwrap();
         let ended = cache.request(TOKENS - 1);
         cache.fed.manager.release(ended).unwrap();
-        let came = cache.fed.manager.import(&cache.copies[1], &mut port, (at, &payload)).unwrap();
+        let came =
+            cache.fed.manager.import(&cache.copies[1], &mut staging, (at, &payload)).unwrap();
         assert_eq!(came.slot(), ended.slot(), "the step of the one that ended writes it first");
         vec![came, id]
     });

@@ -125,7 +125,7 @@ fn who_looks_at_the_ledger_stops_nobody_from_looking() {
         assert_eq!(cache.block_table(id).unwrap(), []);
         assert_eq!(cache.reuse_stats().hits, 0);
         assert_eq!(cache.event_capacity(), 0);
-        assert!(cache.open_port().is_ok());
+        assert!(cache.new_transfer_staging().is_ok());
         let prompt = Prompt { tokens: &[1; 200], salt: b"", adapter: b"" };
         assert_eq!(cache.host_prompt(&prompt).unwrap().in_host, 0);
         cache.check_poison(&stream).unwrap();

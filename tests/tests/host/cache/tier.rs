@@ -100,7 +100,7 @@ fn draft_windows_of_others_stay_on_the_device() {
     run(&mut fed, id, &story, 0);
     fed.manager.settle_tier(&fed.stream).unwrap();
     let image = fed.manager.next_host_image().expect("it has arrived");
-    assert!(!image.has_draft);
+    assert!(!image.info.has_draft);
     let bytes: Vec<u8> = image.checkpoint().flatten().copied().collect();
     // The cache is poisoned, so that memory to which nothing was written is not 0.
     let (trunk, draft) = bytes.split_at(bytes.len() - 128 * (576 + 8));

@@ -2,7 +2,7 @@
 //! import is done when the call returns; after an import that failed nothing is left running.
 
 use dsv4_kv::device::{Buffer, Device, EmuOptions, Emulator, Stream};
-use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Port, Positions};
+use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Positions, TransferStaging};
 use dsv4_kv::{CacheConfig, KvError, RequestId};
 use dsv4_kv_tests::failing::{Failing, Failure, each_call};
 use dsv4_kv_tests::fed::{Fed, Padding, Part};
@@ -21,7 +21,7 @@ const OTHER: usize = 20;
 /// A cache of two slots with one request, whose prompt is in the prefix tree.
 struct Cache {
     fed: Fed<Late>,
-    port: Port<Late>,
+    staging: TransferStaging<Late>,
     id: RequestId,
     /// A stream that waits for no other.
     aside: Stream<Late>,
@@ -31,12 +31,13 @@ impl Cache {
     fn new() -> Self {
         let device = Failing::late(EmuOptions::default());
         let mut fed = Fed::new(&device, CacheConfig { host_bytes: 0, poison: false, ..settings() });
-        let (port, aside) = (fed.manager.open_port().unwrap(), device.stream().unwrap());
+        let (staging, aside) =
+            (fed.manager.new_transfer_staging().unwrap(), device.stream().unwrap());
         let story = Story::random(&LAYERS, TOKENS, 81);
         let tokens = tokens();
         let id = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"")).unwrap().id;
         run(&mut fed, id, &story, 0);
-        Self { fed, port, id, aside }
+        Self { fed, staging, id, aside }
     }
 
     fn device(&self) -> Device<Late> {
@@ -45,18 +46,18 @@ impl Cache {
 
     /// Exports its request to host memory.
     fn request(&mut self) -> (Positions, Vec<u8>) {
-        let Self { fed: Fed { manager, stream, .. }, port, id, .. } = self;
+        let Self { fed: Fed { manager, stream, .. }, staging, id, .. } = self;
         let at = manager.positions(*id).unwrap();
-        let mut payload = vec![0; port.layout().bytes(at) as usize];
-        manager.export(stream, port, *id).unwrap().all(&mut payload).unwrap();
+        let mut payload = vec![0; staging.layout().bytes(at) as usize];
+        manager.export(stream, staging, *id).unwrap().all(&mut payload).unwrap();
         (at, payload)
     }
 
     /// Exports the prefix of its request to host memory.
     fn prefix(&mut self) -> (Positions, Vec<u8>) {
-        let Self { fed: Fed { manager, stream, .. }, port, .. } = self;
+        let Self { fed: Fed { manager, stream, .. }, staging, .. } = self;
         let tokens = tokens();
-        let export = manager.export_prefix(stream, port, &prompt(&tokens, b"")).unwrap();
+        let export = manager.export_prefix(stream, staging, &prompt(&tokens, b"")).unwrap();
         let mut export = export.expect("the chunk has saved it");
         let mut payload = vec![0; export.layout().prefix_bytes(export.positions()) as usize];
         export.all(&mut payload).unwrap();
@@ -79,16 +80,16 @@ impl Cache {
 fn an_export_to_the_device_is_done() {
     let mut cache = Cache::new();
     let (at, payload) = cache.request();
-    let blocks = cache.port.layout().blocks(at.trunk);
-    let of_blocks = u64::from(blocks) * cache.port.layout().block_bytes();
+    let blocks = cache.staging.layout().blocks(at.trunk);
+    let of_blocks = u64::from(blocks) * cache.staging.layout().block_bytes();
     let (of_blocks, of_state) = payload.split_at(of_blocks as usize);
     let [to_blocks, to_state] = [of_blocks, of_state].map(|part| cache.memory(part));
-    let Cache { fed: Fed { manager, stream, .. }, port, id, .. } = &mut cache;
-    let mut export = manager.export(stream, port, *id).unwrap();
+    let Cache { fed: Fed { manager, stream, .. }, staging, id, .. } = &mut cache;
+    let mut export = manager.export(stream, staging, *id).unwrap();
     export.blocks_to(0..blocks, PartsMut::Device(to_blocks.clone())).unwrap();
     cache.assert_there(&to_blocks, of_blocks, "blocks");
-    let Cache { fed: Fed { manager, stream, .. }, port, id, .. } = &mut cache;
-    let mut export = manager.export(stream, port, *id).unwrap();
+    let Cache { fed: Fed { manager, stream, .. }, staging, id, .. } = &mut cache;
+    let mut export = manager.export(stream, staging, *id).unwrap();
     export.state_to(PartsMut::Device(to_state.clone())).unwrap();
     cache.assert_there(&to_state, of_state, "the state");
 }
@@ -97,11 +98,11 @@ fn an_export_to_the_device_is_done() {
 #[test]
 fn an_export_of_a_prefix_to_the_device_is_done() {
     let mut cache = Cache::new();
-    // The port has not been used before, so that bytes of the payload without a row are zero.
+    // The staging memory has not been used before, so that bytes of the payload without a row are zero.
     let (_, payload) = cache.prefix();
     let to = cache.memory(&payload);
-    let (Cache { fed: Fed { manager, stream, .. }, port, .. }, tokens) = (&mut cache, tokens());
-    let export = manager.export_prefix(stream, port, &prompt(&tokens, b"")).unwrap();
+    let (Cache { fed: Fed { manager, stream, .. }, staging, .. }, tokens) = (&mut cache, tokens());
+    let export = manager.export_prefix(stream, staging, &prompt(&tokens, b"")).unwrap();
     export.unwrap().all_to(PartsMut::Device(to.clone())).unwrap();
     cache.assert_there(&to, &payload, "the prefix");
 }
@@ -114,10 +115,10 @@ fn an_import_is_done() {
         let mut cache = Cache::new();
         let (at, payload) = cache.request();
         let from = upload(&cache.aside, &payload);
-        let Cache { fed, port, aside, .. } = &mut cache;
-        let room = fed.manager.reserve(at).unwrap();
+        let Cache { fed, staging, aside, .. } = &mut cache;
+        let reserved = fed.manager.reserve(at).unwrap();
         let parts = if on_device { Parts::Device(from.clone()) } else { Parts::Host(&payload) };
-        let loaded = fed.manager.load_from(&fed.stream, port, room, parts).unwrap();
+        let loaded = fed.manager.load_from(&fed.stream, staging, reserved, parts).unwrap();
         aside.fill(&from, CANARY).unwrap();
         aside.synchronize().unwrap();
         let came = fed.manager.enter(loaded).unwrap();
@@ -140,15 +141,15 @@ fn an_import_of_a_prefix_is_done() {
     let from = upload(&cache.aside, &payload);
     let tokens = tokens();
     let ask = prompt(&tokens[..at.trunk as usize], b"comes");
-    let Cache { fed, port, id, aside, .. } = &mut cache;
+    let Cache { fed, staging, id, aside, .. } = &mut cache;
     // This frees the only checkpoint.
     fed.manager.release(*id).unwrap();
     let parts = (at, Parts::Device(from.clone()));
-    let came = fed.manager.import_prefix_from(&fed.stream, port, &ask, parts).unwrap();
+    let came = fed.manager.import_prefix_from(&fed.stream, staging, &ask, parts).unwrap();
     assert!(came.is_some_and(|came| came.checkpoint && came.blocks == 2));
     aside.fill(&from, CANARY).unwrap();
     aside.synchronize().unwrap();
-    let export = fed.manager.export_prefix(&fed.stream, port, &ask).unwrap();
+    let export = fed.manager.export_prefix(&fed.stream, staging, &ask).unwrap();
     let mut export = export.expect("it came");
     assert_eq!(export.positions(), at);
     let mut found = vec![0; payload.len()];
@@ -161,16 +162,16 @@ fn an_import_of_a_prefix_is_done() {
 fn fail_each(
     cache: &mut Cache,
     how: Failure,
-    import: impl Fn(&mut Fed<Late>, &Stream<Late>, &mut Port<Late>) -> Result<(), MoveError>,
+    import: impl Fn(&mut Fed<Late>, &Stream<Late>, &mut TransferStaging<Late>) -> Result<(), MoveError>,
 ) {
     let (device, other) = (cache.device(), Story::random(&LAYERS, OTHER, 82));
     let (stream, end, stored) =
         (device.stream().unwrap(), device.event().unwrap(), other.stored(&device, FORMATS));
-    let Cache { fed, port, .. } = cache;
+    let Cache { fed, staging, .. } = cache;
     let mut failures = Vec::new();
     for call in each_call() {
         device.backend().fail(call, how);
-        let result = import(fed, &stream, port);
+        let result = import(fed, &stream, staging);
         let failed = device.backend().failed();
         device.backend().fail_nothing();
         let Some(failed) = failed else {
@@ -201,14 +202,14 @@ fn an_import_that_fails_is_over() {
         let mut cache = Cache::new();
         let (at, payload) = cache.request();
         let from = upload(&cache.aside, &payload);
-        fail_each(&mut cache, how, |fed, stream, port| {
-            let room = fed.manager.reserve(at)?;
+        fail_each(&mut cache, how, |fed, stream, staging| {
+            let reserved = fed.manager.reserve(at)?;
             let parts = if on_device { Parts::Device(from.clone()) } else { Parts::Host(&payload) };
-            let loaded = fed.manager.load_from(stream, port, room, parts)?;
+            let loaded = fed.manager.load_from(stream, staging, reserved, parts)?;
             fed.manager
                 .enter(loaded)
                 .map(drop)
-                .map_err(|loaded| MoveError::ForeignRoom(loaded.into()))
+                .map_err(|loaded| MoveError::ForeignReservation(loaded.into()))
         });
     }
 }
@@ -222,10 +223,10 @@ fn an_import_of_a_prefix_that_fails_is_over() {
         let (from, tokens) = (upload(&cache.aside, &payload), tokens());
         // This frees the only checkpoint.
         cache.fed.manager.release(cache.id).unwrap();
-        fail_each(&mut cache, how, |fed, stream, port| {
+        fail_each(&mut cache, how, |fed, stream, staging| {
             let ask = prompt(&tokens[..at.trunk as usize], b"comes");
             let parts = if on_device { Parts::Device(from.clone()) } else { Parts::Host(&payload) };
-            fed.manager.import_prefix_from(stream, port, &ask, (at, parts)).map(drop)
+            fed.manager.import_prefix_from(stream, staging, &ask, (at, parts)).map(drop)
         });
     }
 }

@@ -343,6 +343,21 @@ fn other_constants() {
     }
 }
 
+/// Without `attention_factor` transformers scales the angles of a file with sections, and vLLM does not. Both take 1 for
+/// files without sections.
+#[test]
+fn sections_say_their_attention_factor() {
+    let mut file = file("transformers");
+    let compress = file["rope_parameters"]["compress"].take();
+    for absent in [Value::Null, json!(1.277)] {
+        file["rope_parameters"]["compress"] = with(&compress, "attention_factor", absent);
+        let error = ModelConfig::from_json(&file.to_string()).unwrap_err().to_string();
+        assert!(error.contains("rope_parameters.compress.attention_factor"), "{error}");
+    }
+    file["rope_parameters"] = with(&compress, "attention_factor", Value::Null);
+    ModelConfig::from_json(&file.to_string()).unwrap();
+}
+
 /// `rope_parameters` without sections is `rope_scaling` by another name. A base in it is not that of compressed layers:
 /// transformers ignores it.
 #[test]

@@ -43,6 +43,9 @@ fn every_configuration_that_is_read_is_valid() {
         ("num_hash_layers", json!(45)),
         ("scoring_func", json!("sigmoid")),
         ("norm_topk_prob", json!(false)),
+        ("use_index_cache", json!(true)),
+        ("index_topk_freq", json!(2)),
+        ("index_topk_pattern", json!("FSFS")),
     ] {
         let changed = with(&file("flash"), field, value).to_string();
         let error = Config::from_json(&changed).unwrap_err().to_string();

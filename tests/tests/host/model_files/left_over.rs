@@ -5,6 +5,7 @@ use std::path::Path;
 
 use dsv4_kv_model::{Model, ModelError};
 use dsv4_kv_model_files::{ModelFileError, ModelFiles};
+use dsv4_kv_router::{RouterError, RouterWeights};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -13,7 +14,11 @@ use dsv4_kv_tests::model_files::{Made, Tensors, directory, serialized};
 
 /// The small checkpoint of the end-to-end tests: its configuration and its tensors.
 pub(super) fn small() -> (Value, Tensors) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/hash");
+    of_folder("hash")
+}
+
+fn of_folder(name: &str) -> (Value, Tensors) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e").join(name);
     let read = |name: &str| fs::read(folder.join(name)).expect("a file");
     let bytes = read("model.safetensors");
     let file = SafeTensors::deserialize(&bytes).expect("tensors");
@@ -160,6 +165,25 @@ fn drafts_and_what_is_said_of_activations_may_be_left_over() {
         tensors.insert(name.to_owned(), one());
     }
     load(&config, &tensors).expect("a model");
+}
+
+/// In checkpoints with vision an embedder that takes the router alone would choose other experts for image tokens.
+#[test]
+fn a_router_has_no_bias_of_image_tokens() {
+    let (config, mut tensors) = of_folder("scored");
+    let layer_2 = |tensors: &Tensors| {
+        let directory = directory(&config, &[("model.safetensors", &serialized(tensors))]);
+        let model_files = ModelFiles::open(directory.path()).expect("files");
+        RouterWeights::of_layer(&model_files, 2).map(drop)
+    };
+    layer_2(&tensors).expect("a router");
+    tensors.insert("model.layers.2.ffn.gate.bias_vl".to_owned(), one());
+    match layer_2(&tensors) {
+        Err(RouterError::ModelFile(ModelFileError::Unused { name, .. })) => {
+            assert_eq!(name, "layers.2.ffn.gate.bias_vl");
+        }
+        found => panic!("{found:?}"),
+    }
 }
 
 /// Every form in which a matrix is read, with all scales of its tool; and what is no such form.

@@ -1,6 +1,6 @@
 //! The measured cases: queries, their keys, and the graph of which they are a part.
 
-use dsv4_kv::kv_layout::attention::{AttendedKeys, KeySplit};
+use dsv4_kv::kv_layout::attention::{AttendedKeys, KeyCluster};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::ops::QueryForm;
@@ -45,8 +45,8 @@ pub struct Case {
     pub queries: Queries,
     /// Whether the queries are normed and rotated already.
     pub form: QueryForm,
-    /// Number of blocks of the kernel among which keys are split.
-    pub split: KeySplit,
+    /// Number of thread blocks that share a query's keys.
+    pub cluster: KeyCluster,
     /// Requests that the graph is made for. If there are fewer, the rest is padding.
     pub most_requests: u32,
     /// Context that the graph is made for, in tokens, if longer than that of the requests.
@@ -129,7 +129,7 @@ impl Case {
     /// Requests that decode a token each, in a graph of exactly that size. No peer was measured.
     pub fn new(heads: u32, kind: LayerKind, entries: u32, requests: u32) -> Self {
         let (queries, form, peer) = (Queries::Decode(1), QueryForm::Rotated, None);
-        let (most_requests, most_context, split) = (requests, 0, KeySplit::TwoBlocks);
+        let (most_requests, most_context, cluster) = (requests, 0, KeyCluster::TwoBlocks);
         Self {
             heads,
             kind,
@@ -138,7 +138,7 @@ impl Case {
             requests,
             queries,
             form,
-            split,
+            cluster,
             most_requests,
             most_context,
             peer,
@@ -152,7 +152,7 @@ impl Case {
 
     /// The same case with one block of the kernel for each query.
     pub fn in_one_block(self) -> Self {
-        Self { split: KeySplit::OneBlock, ..self }
+        Self { cluster: KeyCluster::OneBlock, ..self }
     }
 
     /// The same case over rows with F32 scales.
@@ -184,12 +184,12 @@ impl Case {
             (_, true) => format!(", in a graph for {context} tokens"),
             _ => String::new(),
         };
-        let split = if self.split == KeySplit::OneBlock { ", one block" } else { "" };
+        let cluster = if self.cluster == KeyCluster::OneBlock { ", one block" } else { "" };
         let scales = if self.format == MainFormat::F32 { ", F32 scales" } else { "" };
         let form = if self.form == QueryForm::Raw { ", raw queries" } else { "" };
         let kind = format!("{kind:?}").to_uppercase();
         format!(
-            "{kind}, {heads} heads, {WINDOW} + {entries} keys, {requests} requests{queries}{form}{graph}{split}{scales}"
+            "{kind}, {heads} heads, {WINDOW} + {entries} keys, {requests} requests{queries}{form}{graph}{cluster}{scales}"
         )
     }
 
@@ -217,14 +217,14 @@ impl Case {
         4.0 * f64::from(self.live() * self.heads) * keys * f64::from(HEAD_DIM)
     }
 
-    /// Number of clusters that write partial results to memory; 0 if queries are not cut into parts.
+    /// Number of clusters that write partial results to memory; 0 if no keys are in several splits.
     pub fn clusters(&self) -> u32 {
         if self.entries == 0 || self.is_listed() {
             return 0;
         }
         let keys = WINDOW + self.entry_rows();
-        let parts = AttendedKeys::All.parts(keys, self.split, self.heads);
-        if parts > 1 { self.tokens() * parts * self.heads.div_ceil(64) } else { 0 }
+        let splits = AttendedKeys::All.num_splits(keys, self.cluster, self.heads);
+        if splits > 1 { self.tokens() * splits * self.heads.div_ceil(64) } else { 0 }
     }
 
     /// Number of lists per request, each with its own entries.

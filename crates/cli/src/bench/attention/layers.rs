@@ -6,8 +6,8 @@ use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat, ROPE_OFFSET, UE8M0_GROUPS};
 use dsv4_kv::ops::{
-    self, Attended, AttendedEntries, Attention, AttentionExchange, AttentionParts, BlockTable,
-    Entries, OwnRows, StepQueries, SwaRing,
+    self, Attended, AttendedEntries, Attention, AttentionExchange, BlockTable, Entries, OwnRows,
+    SplitWorkspace, StepQueries, SwaRing,
 };
 use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
@@ -42,7 +42,7 @@ pub struct Layers<B: Backend> {
     sinks: Buffer<B, f32>,
     frequencies: Buffer<B, f32>,
     /// Partial results, in a case whose queries are cut into parts.
-    parts: Option<AttentionParts<B>>,
+    splits: Option<SplitWorkspace<B>>,
     exchange: AttentionExchange<B>,
     faults: Buffer<B, u32>,
 }
@@ -86,8 +86,8 @@ impl<B: Backend> Layers<B> {
             out: device.allocate("results", vectors)?,
             sinks: device.allocate("sinks", case.heads.into())?,
             frequencies: device.allocate("frequencies", 32)?,
-            parts: (case.clusters() > 0)
-                .then(|| AttentionParts::new(device, case.clusters()))
+            splits: (case.clusters() > 0)
+                .then(|| SplitWorkspace::new(device, case.clusters()))
                 .transpose()?,
             exchange: AttentionExchange::new(device, ops::SPREAD_CLUSTERS)?,
             faults: device.allocate("fault word", 1)?,
@@ -127,8 +127,8 @@ impl<B: Backend> Layers<B> {
         retained.extend(planes.map(Buffer::memory));
         retained.extend([&self.query, &self.out].map(Buffer::memory));
         retained.extend([&self.sinks, &self.frequencies].map(Buffer::memory));
-        let parts = self.parts.iter();
-        retained.extend(parts.flat_map(AttentionParts::memory));
+        let splits = self.splits.iter();
+        retained.extend(splits.flat_map(SplitWorkspace::memory));
         retained.extend([self.exchange.memory(), self.faults.memory()]);
         retained
     }
@@ -151,15 +151,15 @@ impl<B: Backend> Layers<B> {
         let table =
             BlockTable { table: &self.table, slots: case.requests, max_blocks: case.max_blocks() };
         let which = if case.is_listed() { Attended::List(&list) } else { Attended::All };
-        let (rows, parts) = (case.entry_rows(), self.parts.as_ref());
-        let attended = AttendedEntries { entries: &entries, table: &table, which, rows, parts };
+        let (rows, splits) = (case.entry_rows(), self.splits.as_ref());
+        let attended = AttendedEntries { entries: &entries, table: &table, which, rows, splits };
         let (ring_data, ring_scale) = (&ring[0], &ring[1]);
         let attention = Attention {
             queries: &StepQueries { position, slot, index, first: 0, count: case.tokens() },
             query: &query,
             form: case.form,
             heads: case.heads,
-            split: case.split,
+            cluster: case.cluster,
             multiprocessors: ops::MULTIPROCESSORS,
             exchange: Some(&self.exchange),
             sinks: &self.sinks,

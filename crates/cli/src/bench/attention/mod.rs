@@ -17,11 +17,26 @@ use anyhow::Result;
 use dsv4_kv::device::{Backend, Device};
 
 use super::prefill::bf16_microseconds;
+use crate::error::InputError;
 #[cfg(test)]
 pub use case::Queries;
 pub use case::{Case, cases};
 use layers::Layers;
 pub use row::{Row, table};
+
+/// The cases whose description contains `only`.
+///
+/// # Errors
+/// [`InputError::NoSuchCase`] if there is none.
+pub(super) fn chosen(only: &str) -> Result<Vec<Case>, InputError> {
+    let (chosen, others): (Vec<_>, Vec<_>) =
+        cases().into_iter().partition(|case| case.name().contains(only));
+    if chosen.is_empty() {
+        let example = others.first().map(Case::name).unwrap_or_default();
+        return Err(InputError::NoSuchCase { only: only.into(), example });
+    }
+    Ok(chosen)
+}
 
 /// Measures one case.
 pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Result<Row> {

@@ -109,11 +109,11 @@ fn steps_allocate_nothing_where_requests_share() {
     for generation in 0..GENERATIONS {
         shared.admit(generation);
         for _ in 0..PROMPT / CHUNK + ANSWER {
-            let was_moving = shared.cache.is_moving();
+            let was_moving = shared.cache.has_tier_transfers();
             let (at, counts) = shared.step();
             let (tier, none) = (counts.tier, Counts { tier: counts.tier, ..Counts::default() });
             assert_eq!(counts, none, "generation {generation}, token {at}");
-            let has_moved = was_moving || shared.cache.is_moving();
+            let has_moved = was_moving || shared.cache.has_tier_transfers();
             assert!(tier == 0 || has_moved, "nothing moved, and {tier} allocations");
         }
         shared.release();

@@ -10,7 +10,7 @@ use super::super::load::Weight;
 use super::super::trunk::{PREFILL_TOKENS, trunk_of};
 use crate::error::InputError;
 use crate::model;
-use crate::options::SplitChoice;
+use crate::options::ClusterChoice;
 
 /// Drafts that the cache has room for. The steps have none.
 const DRAFTS: u32 = 4;
@@ -58,9 +58,9 @@ pub struct Case {
     pub weight: Weight,
     /// Whether the step is measured with attention in place of the gathers too.
     pub attention: bool,
-    /// Among how many blocks attention in place splits a query's keys.
+    /// How many thread blocks share a query's keys in attention in place.
     #[serde(default)]
-    pub attention_split: SplitChoice,
+    pub attention_cluster: ClusterChoice,
 }
 
 impl Case {
@@ -77,7 +77,7 @@ impl Case {
             num_blocks: self.requests * self.context.div_ceil(BLOCK_TOKENS),
             max_context: self.max_context.max(self.context),
             max_step_tokens: PREFILL_TOKENS.max(self.requests),
-            attention_split: self.attention_split.into(),
+            attention_cluster: self.attention_cluster.into(),
             ..CacheConfig::new(trunk_of(&self.model)?)
         })
     }

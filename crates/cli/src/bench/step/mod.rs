@@ -50,7 +50,7 @@ pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
         requests,
         weight: load.index_weight,
         attention: load.attention,
-        attention_split: load.attention_split,
+        attention_cluster: load.attention_cluster,
     };
     let of = |model| loads.clone().map(move |load| case(model, load));
     load.model.iter().flat_map(of).collect()

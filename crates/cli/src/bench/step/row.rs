@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::load::Weight;
 use super::case::{Case, Phase};
-use crate::options::SplitChoice;
+use crate::options::ClusterChoice;
 
 /// A step of a case.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -142,9 +142,10 @@ pub fn table(rows: &[Row]) -> Table {
     );
     for Row { case, measured } in rows {
         let weight = if case.weight == Weight::Nvfp4 { " (NVFP4)" } else { "" };
-        let split = if case.attention_split == SplitChoice::OneBlock { ", one block" } else { "" };
+        let cluster =
+            if case.attention_cluster == ClusterChoice::OneBlock { ", one block" } else { "" };
         let mut cells = vec![
-            format!("{}{weight}{split}", case.model),
+            format!("{}{weight}{cluster}", case.model),
             case.context.to_string(),
             case.requests.to_string(),
         ];

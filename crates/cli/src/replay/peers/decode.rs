@@ -122,7 +122,7 @@ impl<'s, E: Execute, T: Takes<E>> Decode<'s, E, T> {
     fn admit(&mut self) -> Result<()> {
         for index in self.takes.poll()? {
             let arrival = self.setup.load.get(index).context("a place of the load")?.arrival;
-            let tokens = arrival.cached_tokens();
+            let tokens = arrival.context_tokens();
             let blocks = self.cache.ledger().blocks_of(tokens);
             let job = Job { index, input: arrival.input, tokens, blocks };
             ensure!(self.scheduler.submit(job), "request {index} never fits here");

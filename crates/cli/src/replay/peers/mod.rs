@@ -22,8 +22,8 @@ mod takes;
 
 pub use answers::run as decode;
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
@@ -45,14 +45,9 @@ use sends::BytesOut;
 
 /// Replays with the prompts in this process and the answers in `peers - 1` others.
 pub fn replay(peers: u32, place: Place, setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
-    // Removed at the end of the replay. `Files` refuses a directory that others may write.
-    let directory = tempfile::Builder::new()
-        .prefix("dsv4-kv-")
-        .permissions(Permissions::from_mode(0o700))
-        .tempdir_in(memory_directory())?;
     let way = match place {
         Place::Ledger => Way::Counts,
-        _ => Way::choose(directory.path()),
+        _ => Way::choose(&exchange()?),
     };
     match place {
         Place::Ledger => {
@@ -69,9 +64,18 @@ pub fn replay(peers: u32, place: Place, setup: &Setup, interrupt: &Interrupt) ->
     }
 }
 
+/// The directory of the files through which requests move. All replays of a user have the same one, so that each
+/// removes what killed ones have left in it ([`Files::new`]). The directory itself stays.
+fn exchange() -> Result<PathBuf> {
+    let memory = memory_directory();
+    // `Files` refuses a directory of another user than the one who owns the process's new files.
+    let user = tempfile::tempfile_in(&memory)?.metadata()?.uid();
+    Ok(memory.join(format!("dsv4-kv-replay-{user}")))
+}
+
 /// A directory whose files are in memory, if there is one.
-fn memory_directory() -> std::path::PathBuf {
-    let shared = std::path::PathBuf::from("/dev/shm");
+fn memory_directory() -> PathBuf {
+    let shared = PathBuf::from("/dev/shm");
     if shared.is_dir() { shared } else { std::env::temp_dir() }
 }
 
@@ -140,7 +144,7 @@ fn through<E: Execute, M: Mover<E>>(
 fn prompts(setup: &Setup) -> Vec<Request> {
     let limits = setup.limits();
     let prompt = |request: &Request| {
-        let fits = request.arrival.cached_tokens() <= limits.most_tokens();
+        let fits = request.arrival.context_tokens() <= limits.most_tokens();
         let mut request = request.clone();
         request.arrival.output = if fits { 1 } else { request.arrival.output };
         request

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::transfer::{Port, Positions};
+use dsv4_kv::transfer::{Positions, TransferStaging};
 use dsv4_kv::{CacheConfig, RequestId};
 use dsv4_kv_transfer::transport::Storage;
 use dsv4_kv_transfer::{Fingerprint, OpenTransfer, Sender, Source, Transport};
@@ -49,7 +49,7 @@ struct Leaving {
 
 /// The source of requests with their bytes.
 pub struct BytesOut<B: Backend, T: Transport> {
-    port: Port<B>,
+    staging: TransferStaging<B>,
     sender: Shared<T>,
     fingerprint: Fingerprint,
     leaving: HashMap<RequestId, Leaving>,
@@ -60,7 +60,7 @@ impl<B: Backend, T: Transport> BytesOut<B, T> {
     pub fn new(cache: &Full<B>, transport: T, setup: &Setup) -> Result<Self> {
         let storage = storage(cache.cache().device(), setup)?;
         Ok(Self {
-            port: cache.cache().open_port()?,
+            staging: cache.cache().new_transfer_staging()?,
             sender: Arc::new(Mutex::new(Sender::with_storage(transport, (storage, u64::MAX)))),
             fingerprint: fingerprint(cache.cache().config(), setup.seed),
             leaving: HashMap::new(),
@@ -81,7 +81,7 @@ impl<B: Backend, T: Transport> Mover<Full<B>> for BytesOut<B, T> {
     fn admitted(&mut self, cache: &mut Full<B>, to: &Link, prompted: &Prompted<'_>) -> Result<()> {
         let &Prompted { index, id, tokens, reused } = prompted;
         let (cache, stream) = cache.parts();
-        let export = cache.export(stream, &mut self.port, id)?;
+        let export = cache.export(stream, &mut self.staging, id)?;
         let trunk = tokens.len() as u32;
         let draft = if export.layout().has_draft_layers() { trunk } else { 0 };
         let at = Positions { trunk, draft };
@@ -96,7 +96,7 @@ impl<B: Backend, T: Transport> Mover<Full<B>> for BytesOut<B, T> {
     fn stepped(&mut self, cache: &mut Full<B>, to: &Link, id: RequestId) -> Result<()> {
         let Some(leaving) = self.leaving.get_mut(&id) else { return Ok(()) };
         let (cache, stream) = cache.parts();
-        let mut export = cache.export(stream, &mut self.port, id)?;
+        let mut export = cache.export(stream, &mut self.staging, id)?;
         let ready = lock(&self.sender).take(&mut leaving.transfer, &mut export)?;
         // The last part is announced by the offer.
         if ready.bytes > leaving.told && !leaving.transfer.is_whole() {

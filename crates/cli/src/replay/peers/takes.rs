@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use dsv4_kv::RequestId;
 use dsv4_kv::device::Backend;
-use dsv4_kv::transfer::{PartLayout, Port};
+use dsv4_kv::transfer::{PartLayout, TransferStaging};
 use dsv4_kv_transfer::protocol::{Offer, Opening, Ready};
 use dsv4_kv_transfer::transport::{Descriptor, MemoryKind};
 use dsv4_kv_transfer::{
@@ -44,7 +44,7 @@ struct Coming {
 
 /// The target of requests with their bytes.
 pub struct BytesIn<B: Backend, T: Transport> {
-    port: Port<B>,
+    staging: TransferStaging<B>,
     receiver: Receiver<T>,
     fingerprint: Fingerprint,
     layout: PartLayout,
@@ -66,16 +66,16 @@ impl<B: Backend, T: Transport> BytesIn<B, T> {
     ) -> Result<Self> {
         let (cache, config) = (cache.cache(), cache.cache().config());
         let storage = (storage(cache.device(), setup)?, setup.arrival_bytes);
-        let port = cache.open_port()?;
+        let staging = cache.new_transfer_staging()?;
         Ok(Self {
             receiver: Receiver::with_storage(transport, DEADLINES, storage),
             fingerprint: fingerprint(config, setup.seed),
-            layout: port.layout().clone(),
+            layout: staging.layout().clone(),
             max_context: config.max_context,
             coming: HashMap::new(),
             late: VecDeque::new(),
             start: Instant::now(),
-            port,
+            staging,
             answers,
         })
     }
@@ -197,13 +197,13 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
         let coming = self.coming.remove(&index).context("what is admitted has come")?;
         let verified = coming.verified.context("what is admitted was verified")?;
         let (at, tokens) = (verified.manifest().at, &verified.manifest().tokens);
-        let (Self { port, answers, start, fingerprint, .. }, mut entered_ms) = (self, 0.0);
+        let (Self { staging, answers, start, fingerprint, .. }, mut entered_ms) = (self, 0.0);
         let id = cache.arrive(index, (tokens, coming.reused), |cache, stream| {
-            let room = cache.reserve(at)?;
-            let mut target = Target { cache, stream, port, weights: fingerprint.weights };
+            let reserved = cache.reserve(at)?;
+            let mut target = Target { cache, stream, staging, weights: fingerprint.weights };
             let mut channel = Channel { to: std::io::stdout(), answers };
             let until = start.elapsed() + ANSWER_TIMEOUT;
-            let mut claim = target.load(&verified, room, until, &mut channel)?;
+            let mut claim = target.load(&verified, reserved, until, &mut channel)?;
             let id = loop {
                 claim = match target.settle(start.elapsed(), claim, &mut channel)? {
                     Claimed::Admitted(id) => break id,
@@ -271,7 +271,7 @@ mod tests {
     /// Prompts that were computed, and a process with memory for the bytes of one of them.
     struct Moves {
         source: Full<Emulator>,
-        port: Port<Emulator>,
+        staging: TransferStaging<Emulator>,
         sender: Sender<Loopback>,
         takes: BytesIn<Emulator, Loopback>,
         seed: u64,
@@ -287,18 +287,18 @@ mod tests {
             let device = EmuDevice::new(options);
             let full = || full_on(device.clone(), &setup, setup.config.clone()).unwrap();
             let (source, target) = (full(), full());
-            let port = source.cache().open_port().unwrap();
-            let at = Self::end(&port);
-            setup.arrival_bytes = port.layout().bytes(at);
+            let staging = source.cache().new_transfer_staging().unwrap();
+            let at = Self::end(&staging);
+            setup.arrival_bytes = staging.layout().bytes(at);
             let (fabric, (_, answers)) = (Fabric::default(), mpsc::channel());
             let takes = BytesIn::new(&target, Loopback::new(&fabric), &setup, answers).unwrap();
             let sender = Sender::new(Loopback::new(&fabric), u64::MAX);
             let (seed, open) = (setup.seed, HashMap::new());
-            Self { source, port, sender, takes, seed, open }
+            Self { source, staging, sender, takes, seed, open }
         }
 
-        fn end(port: &Port<Emulator>) -> Positions {
-            let draft = if port.layout().has_draft_layers() { TOKENS } else { 0 };
+        fn end(staging: &TransferStaging<Emulator>) -> Positions {
+            let draft = if staging.layout().has_draft_layers() { TOKENS } else { 0 };
             Positions { trunk: TOKENS, draft }
         }
 
@@ -307,9 +307,9 @@ mod tests {
             let tokens: Vec<_> = (0..TOKENS).collect();
             let id = self.source.admit(index, Some(&tokens)).unwrap().0;
             let fingerprint = fingerprint(self.source.cache().config(), self.seed);
-            let end = Self::end(&self.port);
+            let end = Self::end(&self.staging);
             let (cache, stream) = self.source.parts();
-            let export = cache.export(stream, &mut self.port, id).unwrap();
+            let export = cache.export(stream, &mut self.staging, id).unwrap();
             let transfer = self.sender.open(&export, fingerprint, (end, &tokens)).unwrap();
             let Opening { manifest, payload } = transfer.opening();
             let payload = payload.0;
@@ -324,7 +324,7 @@ mod tests {
             let tokens: Vec<_> = (0..TOKENS).collect();
             self.source.step(&[StepRequest { id, start: 0, tokens: TOKENS }], &tokens).unwrap();
             let (cache, stream) = self.source.parts();
-            let mut export = cache.export(stream, &mut self.port, id).unwrap();
+            let mut export = cache.export(stream, &mut self.staging, id).unwrap();
             self.sender.take(&mut transfer, &mut export).unwrap();
             let Offer { manifest, payload } = self.sender.offer(transfer, Duration::MAX).unwrap();
             let (payload, at_ms) = (payload.0, 1.0);

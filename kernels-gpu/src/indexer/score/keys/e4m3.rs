@@ -64,7 +64,7 @@ impl Keys for Fp8Keys {
             let right = query.words::<{ QUERY_WORDS }>();
             let product = |left: [[u32; 4]; 2], first: u32| e4m3_m64n64k64(left, right, first);
             // One product at a time: there are no registers for two.
-            let sum = hold(product([step(0), step(1)], 0));
+            let sum = opt_barrier(product([step(0), step(1)], 0));
             (add(sum, product([step(2), step(3)], 2)), meanwhile())
         }
     }
@@ -81,8 +81,8 @@ impl Keys for Fp8Keys {
     }
 }
 
-/// The same elements, whose computation the compiler cannot move past this place ([`thread::hold_f32`]).
+/// The same elements, behind an optimisation barrier ([`thread::opt_barrier_f32`]).
 #[inline(always)]
-fn hold(fragments: Fragments) -> Fragments {
-    fragments.map(|four| four.map(thread::hold_f32))
+fn opt_barrier(fragments: Fragments) -> Fragments {
+    fragments.map(|four| four.map(thread::opt_barrier_f32))
 }

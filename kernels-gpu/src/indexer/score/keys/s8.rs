@@ -84,7 +84,7 @@ impl Keys for Mxfp4Keys {
             unsafe { (words(half.block, upper, a & 3), words(half.block, lower, b & 3)) };
         let step = |i: usize| {
             let ([a, c], [b, d]) = (upper[i], lower[i]);
-            [a, b, c, d].map(thread::hold_u32)
+            [a, b, c, d].map(thread::opt_barrier_u32)
         };
         Left { steps: [step(0), step(1), step(2), step(3)], log2: a.max(b) }
     }
