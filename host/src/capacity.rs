@@ -121,7 +121,7 @@ impl CacheConfig {
     /// let capacity = Capacity::new(&config);
     /// assert!(capacity.bytes() <= 40 << 30);
     ///
-    /// // 32 prompts of 8,192 tokens and their answers fit at once, as many of 1,000,000 tokens do not.
+    /// // 32 prompts of 8,192 tokens and their outputs fit at once, as many of 1,000,000 tokens do not.
     /// assert!(capacity.fits(&[(10_000, 32)]));
     /// assert!(!capacity.fits(&[(1_000_000, 32)]));
     /// println!("{} requests of 100,000 tokens", capacity.requests_of(100_000));

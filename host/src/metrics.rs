@@ -39,7 +39,7 @@ const CHECKPOINTS: [Described; 3] = [
     (
         "dsv4_kv_checkpoints_used",
         Unit::Count,
-        "Checkpoints with a saved state that cannot be evicted now",
+        "Checkpoints that are taken and cannot be evicted now",
     ),
     (
         "dsv4_kv_checkpoints_cached",

@@ -7,8 +7,8 @@
 //! | table index, table block | new blocks of the step |
 //! | copies, with checkpoints | four for each copy from a ring to a checkpoint |
 //!
-//! The tokens of a request are adjacent and in order. Elements after the step's tokens are padding: slot -1, row -1. Each
-//! section is padded to 16 bytes. [`StepLayout`] gives the offsets.
+//! The tokens of a request are adjacent and in order. Elements after the step's tokens are padding: slot -1, row -1.
+//! Each section is padded to 16 bytes. [`StepLayout`] gives the offsets.
 
 use std::ops::Range;
 

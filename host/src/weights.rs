@@ -17,7 +17,7 @@ pub struct CompressorWeights<B: Backend> {
 }
 
 impl<B: Backend> CompressorWeights<B> {
-    /// Those of the compressor of this kind in layer `layer` of a model.
+    /// The weights of the compressor of this kind in layer `layer` of a model.
     ///
     /// # Errors
     /// [`KvError::ModelFile`] for a tensor that is missing or has another shape or type, for instance if
@@ -40,8 +40,8 @@ impl<B: Backend> CompressorWeights<B> {
         Self::from_host(stream, &ape, &norm)
     }
 
-    /// Uploads weights from host memory: `[ratio, columns]` and `[channels]`. A layer's update refuses
-    /// weights that are too short for it.
+    /// Uploads weights from host memory: `[ratio, columns]` and `[channels]`. A layer's update refuses weights that are
+    /// too short for it.
     ///
     /// # Errors
     /// [`KvError::Device`] if there is no memory.

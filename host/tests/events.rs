@@ -47,7 +47,7 @@ impl Index {
 struct Live {
     id: RequestId,
     tokens: Vec<u32>,
-    /// Tokens, those of its answer included, after which the request ends.
+    /// Tokens, those of its output included, after which the request ends.
     end: usize,
 }
 

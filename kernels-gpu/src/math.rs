@@ -6,8 +6,8 @@ use core::f64::consts::{FRAC_2_PI, FRAC_PI_2};
 use kv_layout::geometry::NORM_EPSILON;
 use simt::math::{max_or_nan, mul_add, sqrt};
 
-/// e^x for x <= 0, with a relative error below 2^-22; 0 below -104, where the result rounds to 0.
-/// NaN stays NaN.
+/// e^x for x <= 0, with a relative error below 2^-22, or an error below 2^-149 where the result is subnormal; 0 below
+/// -104, where the result rounds to 0. NaN stays NaN.
 ///
 /// The argument is reduced to |r| <= ln 2 / 2 with a two-part ln 2. The result is 1 + r + a minimax polynomial of the
 /// terms r^2..r^6, whose error is below 2^-28 of the result, scaled by 2^n in two steps so that subnormals round once.

@@ -1,8 +1,8 @@
 //! Copies slots or blocks, of all layers in one launch: to a checkpoint or another image, back, or to another slot or
 //! block. The host tier, transfers and forks use it for blocks.
 //!
-//! A **unit** is a slot or a block: its rows in many pools. An **image** is such rows one after the other: a
-//! checkpoint, which has some rows of a slot in order of position, or all of a unit.
+//! A **unit** is a slot or a block: its rows in many pools. An **image** has such rows one after the other: some rows
+//! of a slot, in order of position (a checkpoint), or all rows of a unit.
 //!
 //! All pools of a kind of unit are in one allocation, and a table says which part of it each thread block copies. A
 //! **piece** is up to 512 words of one pool. A word has 16 bytes, or 4 where the size of rows is not a multiple of 16.

@@ -107,8 +107,8 @@ pub struct ColdTier<B: Backend> {
     fetching: Vec<Fetching>,
     /// Number of reads, stores and fills that are under way.
     pending: usize,
-    /// Number of jobs that the store's thread has finished.
-    finished: u64,
+    /// Number of prompts that the store's thread has finished reading.
+    finished_reads: u64,
     /// Whether the store's thread has ended.
     has_ended: bool,
     stats: ColdStats,
@@ -188,7 +188,7 @@ impl<B: Backend> ColdTier<B> {
             filled: channel(),
             fetching: Vec::new(),
             pending: 0,
-            finished: 0,
+            finished_reads: 0,
             has_ended: false,
             stats,
             errors: Vec::new(),
@@ -281,11 +281,11 @@ impl<B: Backend> ColdTier<B> {
         self.pending
     }
 
-    /// Number of reads and writes that the store has finished, failed ones included. While it stays the same, the store
-    /// has answered nothing.
+    /// Number of prompts that the store has finished reading, those that failed included. While it stays the same, the
+    /// store has answered no prompt.
     #[must_use]
-    pub fn finished(&self) -> u64 {
-        self.finished
+    pub fn finished_reads(&self) -> u64 {
+        self.finished_reads
     }
 
     /// Number of prompts that are being fetched.
@@ -386,7 +386,7 @@ impl<B: Backend> ColdTier<B> {
 
     fn take(&mut self, cache: &mut KvCacheManager<B>, done: Done) {
         self.pending -= 1;
-        self.finished += u64::from(!matches!(done, Done::Worked | Done::GivenUp));
+        self.finished_reads += u64::from(matches!(done, Done::Read(..)));
         match done {
             // It was forgotten when it was cancelled.
             Done::Worked | Done::GivenUp => {}

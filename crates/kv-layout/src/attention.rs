@@ -86,7 +86,7 @@ impl KeyCluster {
 }
 
 impl AttendedKeys {
-    /// Number of blocks of a cluster: the most that share a query's keys.
+    /// Number of blocks of a cluster, where queries are not spread: the most that share a split.
     #[must_use]
     pub const fn blocks(self) -> u32 {
         match self {

@@ -174,7 +174,7 @@ pub const fn csa_state_rows(own_rows: u32) -> u32 {
 /// Number of tokens that a step may write into a request's CSA state of `own_rows` rows so that they can still be
 /// rejected.
 #[must_use]
-pub const fn csa_step_tokens(own_rows: u32) -> u32 {
+pub const fn csa_decode_tokens(own_rows: u32) -> u32 {
     own_rows.saturating_sub(CSA_RATIO - 1)
 }
 
@@ -187,6 +187,6 @@ pub const fn hca_state_rows(step_tokens: u32) -> u32 {
 
 /// Number of tokens that a step may write into a request's HCA state of `rows` rows so that they can still be rejected.
 #[must_use]
-pub const fn hca_step_tokens(rows: u32) -> u32 {
+pub const fn hca_decode_tokens(rows: u32) -> u32 {
     rows.saturating_sub(1)
 }

@@ -16,7 +16,7 @@ pub const INNER_STEP: u32 = 32;
 pub const MAX_TOKENS: u32 = 32;
 /// Most tokens of a product that the kernels of decode batches take, where the weight is read once for each
 /// [`MAX_TOKENS`]; more tokens take the tiled kernels.
-pub const MAX_DECODE_TOKENS: u32 = 64;
+pub const MAX_DECODE_BATCH: u32 = 64;
 /// Most columns of a BF16 weight for the narrow kernels, where the blocks of a cluster read the same columns together,
 /// each a part of the rows.
 pub const MAX_NARROW_COLUMNS: u32 = 256;

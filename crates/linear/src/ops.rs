@@ -6,7 +6,7 @@ use kernels_gpu::launch::{Bf16Linear, Bf16LinearMany, Bf16Narrow, RouterLogits};
 use kernels_gpu::linear::tiled;
 use kernels_gpu::params::{Bf16LinearManyParams, Bf16LinearParams, RouterLogitsParams};
 use kernels_gpu::table::MULTIPROCESSORS;
-use kv_layout::linear::{INNER_STEP, LinearTile, MAX_DECODE_TOKENS, MAX_NARROW_COLUMNS};
+use kv_layout::linear::{INNER_STEP, LinearTile, MAX_DECODE_BATCH, MAX_NARROW_COLUMNS};
 use kv_layout::router::LogitsSplit;
 
 /// A weight in BF16.
@@ -66,7 +66,7 @@ pub fn multiply_bf16<B: Backend>(
     let params = Bf16LinearParams { tokens, columns, inner };
     // SAFETY: the launch checks every buffer.
     unsafe {
-        match (columns <= MAX_NARROW_COLUMNS, tokens <= MAX_DECODE_TOKENS) {
+        match (columns <= MAX_NARROW_COLUMNS, tokens <= MAX_DECODE_BATCH) {
             (true, true) => stream.launch(tile, &Bf16Narrow { input, weight, output, params }),
             (false, true) => stream.launch(tile, &Bf16Linear { input, weight, output, params }),
             (true, false) => {

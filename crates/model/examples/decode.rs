@@ -2,8 +2,8 @@
 //! run through a fresh request in one step. Every logit must be equal bit for bit: decoding with the cache gives the
 //! same as recomputing from scratch.
 //!
-//! `cargo run --example decode -p dsv4-kv-model [CHECKPOINT]`, on a GPU if there is one, else on the CPU. Without
-//! `CHECKPOINT` it uses the tiny checkpoint of the tests.
+//! `cargo run --example decode -p dsv4-kv-model [DIR]`, on a GPU if there is one, else on the CPU. Without `DIR`, the
+//! folder of a model, it uses the tiny model of the tests.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -35,7 +35,7 @@ pub enum ModelError {
         /// The most.
         most: u32,
     },
-    /// The checkpoint lacks a tensor, or has it in another shape or type.
+    /// The model's files lack a tensor, or have it in another shape or type.
     #[error(transparent)]
     ModelFile(Box<ModelFileError>),
     /// An error of the cache.

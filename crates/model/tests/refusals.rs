@@ -37,7 +37,7 @@ const CONTINUATION: Continuation = Continuation {
 
 fn model() -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
-    let model_files = ModelFiles::open(&folder).expect("a checkpoint");
+    let model_files = ModelFiles::open(&folder).expect("a model");
     Model::load(&model_files, |_| {}).expect("a model")
 }
 
@@ -74,14 +74,14 @@ fn weights_are_numbers() {
     let copy = |name: &str| std::fs::copy(from.join(name), folder.path().join(name));
     copy("config.json").expect("room");
     let mut bytes = std::fs::read(from.join("model.safetensors")).expect("a file");
-    let (header, metadata) = SafeTensors::read_metadata(&bytes).expect("a checkpoint");
+    let (header, metadata) = SafeTensors::read_metadata(&bytes).expect("a model");
     let embedding = metadata.info("model.embed_tokens.weight").expect("there is one");
     let size = embedding.dtype.bitsize() / 8;
     // The last two bytes of an element have its sign and exponent.
     let end = 8 + header + embedding.data_offsets.0 + 100 * size;
     bytes[end - 2..end].copy_from_slice(&[0xC0, 0x7F]);
     std::fs::write(folder.path().join("model.safetensors"), bytes).expect("room");
-    let model_files = ModelFiles::open(folder.path()).expect("a checkpoint");
+    let model_files = ModelFiles::open(folder.path()).expect("a model");
     let error = Model::load(&model_files, |_| {}).map(drop).expect_err("a refusal");
     let ModelError::ModelFile(error) = error else { panic!("{error}") };
     let ModelFileError::NotFinite { name, index, value } = *error else { panic!("{error}") };
@@ -275,7 +275,7 @@ fn a_step_needs_tokens_of_the_vocabulary() {
     assert_eq!((ledger.committed(id).expect("a request"), ledger.free_blocks()), (0, 1));
 }
 
-/// A model whose products leave the range of f32 answers nothing.
+/// A step of a model whose products leave the range of f32 is an error, and gives no logits.
 #[test]
 fn logits_are_numbers() {
     let mut model = model();

@@ -33,11 +33,11 @@ pub(crate) struct Cells<B, const T: usize> {
 }
 
 impl<B, const T: usize> Cells<B, T> {
-    /// No blocks; memory for `room` blocks, if it can be reserved.
-    pub fn new(room: usize) -> Self {
+    /// No blocks; memory for `reserved` blocks, if it can be reserved.
+    pub fn new(reserved: usize) -> Self {
         let (mut cells, mut tokens) = (SlotMap::with_key(), SecondaryMap::new());
         // If the reservation fails, they grow on demand.
-        let _ = cells.try_reserve(room).is_ok() && tokens.try_set_capacity(room).is_ok();
+        let _ = cells.try_reserve(reserved).is_ok() && tokens.try_set_capacity(reserved).is_ok();
         Self { cells, tokens }
     }
 

@@ -37,7 +37,7 @@ impl Placement {
 
 impl Checkpoints {
     /// Tokens down to the last boundary of the prompt that leaves a token to compute. Later boundaries belong to its
-    /// answer.
+    /// output.
     #[must_use]
     pub const fn end(&self) -> u32 {
         self.end

@@ -36,8 +36,9 @@
 //! | checkpoint | Mamba state of a node (`mamba_value`) | block of a Mamba KV-cache group |
 //! | [`Origin::Branch`], [`Placement::branch_points`] | `mamba_branching_seqlen` | none |
 //!
-//! SGLang's `lock_ref` counts every lock at or below a node. Here a segment counts its own references and leases, and each
-//! child with a `lock_ref` above 0 once: both are 0 for the same nodes.
+//! To *lock* is to protect a path from eviction by a reference, as in SGLang; no mutex is meant. SGLang's `lock_ref`
+//! counts every lock at or below a node. Here a segment counts its own references and leases, and each child with a
+//! `lock_ref` above 0 once: both are 0 for the same nodes.
 //!
 //! ```
 //! use dsv4_kv_prefix::{Freed, Limits, Origin, PrefixTree, RootKey, ScoredLru};

@@ -19,11 +19,12 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// An empty heap, with memory for `room` segments among as many roots, if it can be reserved.
-    pub fn new(room: usize) -> Self {
+    /// An empty heap, with memory for `reserved` segments among as many roots, if it can be reserved.
+    pub fn new(reserved: usize) -> Self {
         let (mut heap, mut places) = (Vec::new(), SecondaryMap::new());
         // If the reservation fails, they grow on demand.
-        let _ = heap.try_reserve_exact(room).is_ok() && places.try_set_capacity(2 * room).is_ok();
+        let _ = heap.try_reserve_exact(reserved).is_ok()
+            && places.try_set_capacity(2 * reserved).is_ok();
         Self { heap, places }
     }
 

@@ -9,7 +9,7 @@ pub enum Origin {
     Branch,
     /// A multiple of the interval.
     Interval,
-    /// The last boundary before the end of an answer.
+    /// The last boundary before the end of an output.
     Output,
 }
 
@@ -60,7 +60,7 @@ impl Policy for Lru {
 }
 
 /// Least recently used, with a bonus of a quarter of the capacity for each of the first three hits; the checkpoint of an
-/// interval or of an answer that was never hit counts as last used 1.25 capacities earlier, and is expendable.
+/// interval or of an output that was never hit counts as last used 1.25 capacities earlier, and is expendable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoredLru {
     /// Bytes of all blocks and checkpoints of the pools.

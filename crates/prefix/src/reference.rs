@@ -51,8 +51,8 @@ pub struct PrefixMatch {
 }
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// Finds the deepest checkpoint that the tree has of `prompt`, and protects the path down to it. Counts a use of it,
-    /// and why the rest of the prompt is not reused.
+    /// Finds the deepest checkpoint that the tree has of `prompt`, and protects the path down to it. Counts a use of
+    /// it, and why the rest of the prompt is not reused.
     pub fn match_and_lock(&mut self, root: &RootKey, prompt: &[u32]) -> PrefixMatch {
         let root = self.root_or_new(root);
         let blocks = whole_blocks(prompt);
@@ -233,8 +233,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Frees an unprotected segment without children and checkpoint, and those above it that become such. Lists
-    /// the first one that stays if it is now an unreferenced leaf.
+    /// Frees an unprotected segment without children and checkpoint, and those above it that become such. Lists the
+    /// first one that stays if it is now an unreferenced leaf.
     pub(crate) fn settle(
         &mut self,
         mut key: NodeKey,

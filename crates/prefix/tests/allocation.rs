@@ -40,8 +40,8 @@ fn prompts(random: &mut SmallRng) -> Vec<(RootKey, Vec<u32>)> {
     prompts
 }
 
-/// Matches a prompt, registers the missing blocks in chunks of three, each with a checkpoint after its second block, and
-/// releases the prompt. If the tree is full, evicts first.
+/// Matches a prompt, registers the missing blocks in chunks of three, each with a checkpoint after its second block,
+/// and releases the prompt. If the tree is full, evicts first.
 fn turn(tree: &mut Tree, (root, prompt): &(RootKey, Vec<u32>)) {
     let mut at = tree.match_and_lock(root, prompt).reference;
     let blocks = &prompt.as_chunks::<T>().0[at.blocks() as usize..];

@@ -116,7 +116,7 @@ fn three_hits_count() {
     assert_eq!(paths.order(5), "bcdae");
 }
 
-/// Interval and answer checkpoints are evicted first, even if they are the newest, unless they were hit.
+/// Interval and output checkpoints are evicted first, even if they are the newest, unless they were hit.
 #[test]
 fn what_was_never_hit_and_is_expendable_goes_first() {
     let mut paths = Paths::new();

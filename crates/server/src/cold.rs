@@ -33,6 +33,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long dropping a cold tier waits for the store. The next server computes what is not stored by then.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// After a request gave the store up, it is asked for no prompt for as many timeouts, unless it reads one before.
+const RETRY_TIMEOUTS: u32 = 10;
+
 /// The least time between two reports of errors of one kind.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -70,8 +73,8 @@ impl ErrorReports {
 struct Open<B: Backend> {
     tier: ColdTier<B>,
     timeout: Duration,
-    /// Number of jobs that the store had finished when a request last gave it up by its timeout.
-    given_up: Option<u64>,
+    /// When a request last gave the store up by its timeout, and the number of prompts that it had read by then.
+    given_up: Option<(Instant, u64)>,
     reports: ErrorReports,
     report: fn(&ColdError, u64),
 }
@@ -109,6 +112,11 @@ impl<B: Backend> Cold<B> {
         })))
     }
 
+    /// Whether there is a cold tier.
+    pub fn is_open(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Called between steps: takes prefixes that were read from the store, and hands over prefixes to be stored. Waits
     /// for nothing.
     pub fn advance(&mut self, engine: &mut Engine<B>) {
@@ -140,13 +148,16 @@ impl<B: Backend> Cold<B> {
         }
     }
 
-    /// Requests the prompt of a request from the store, unless that was done before. If the store has answered nothing
-    /// since a request gave it up by its timeout, the prompt is computed at once: a store that hangs delays only
-    /// requests that were asked for before that.
+    /// Requests the prompt of a request from the store, unless that was done before. If a request has just given the
+    /// store up by its timeout, and the store has read no prompt since, the prompt is computed at once: a store that
+    /// hangs delays only requests that were asked for before that, until it is tried again.
     pub fn ask(&mut self, engine: &Engine<B>, request: &mut Request) {
         let open = self.0.as_mut().filter(|_| request.fetch == Fetch::New);
-        let Some(Open { tier, given_up, .. }) = open else { return };
-        let hangs = tier.pending() > 0 && *given_up == Some(tier.finished());
+        let Some(Open { tier, timeout, given_up, .. }) = open else { return };
+        let hangs = given_up.is_some_and(|(since, reads)| {
+            reads == tier.finished_reads()
+                && since.elapsed() < timeout.saturating_mul(RETRY_TIMEOUTS)
+        });
         if hangs || !request.sequence.may_reuse() || request.sequence.finish().is_some() {
             request.fetch = Fetch::Done;
             return;
@@ -166,7 +177,7 @@ impl<B: Backend> Cold<B> {
         let fetch = std::mem::replace(&mut request.fetch, Fetch::Done);
         if let (Some(open), Fetch::Asked { id, since }) = (&mut self.0, fetch) {
             if open.tier.is_fetching(id) && since.elapsed() >= open.timeout {
-                open.given_up = Some(open.tier.finished());
+                open.given_up = Some((Instant::now(), open.tier.finished_reads()));
             }
             open.tier.cancel(engine.cache_mut(), id);
         }

@@ -66,7 +66,7 @@ async fn take(app: &Arc<App>, request: Request) -> Result<Taken, ApiError> {
     })??;
     let prompts = submissions.iter().step_by(request.n as usize);
     let prompt_tokens = prompts.map(|submission| submission.prompt.len()).sum();
-    let events = app.queue.submit_to(Some(places), submissions)?;
+    let events = app.queue.submit_to(places, submissions)?;
     let style = Arc::new(Style {
         text: Arc::clone(&app.text),
         end: end(app, &request),

@@ -69,6 +69,9 @@ pub struct Queue {
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Request>,
+    /// Number of waiting requests that the scheduler has taken out for a moment ([`Queue::for_oldest`]), without those
+    /// whose client had disconnected by then.
+    out: usize,
     /// Places that are reserved for requests whose prompts are being read.
     taken: usize,
     /// Requests that were preempted and wait to be admitted again. The scheduler has them.
@@ -88,7 +91,7 @@ impl State {
 
     /// Number of waiting requests whose client has not disconnected.
     fn here(&self) -> usize {
-        self.waiting.iter().filter(|request| !request.has_left()).count()
+        self.waiting.iter().filter(|request| !request.has_left()).count() + self.out
     }
 }
 
@@ -118,11 +121,26 @@ impl Queue {
     /// # Errors
     /// [`Refusal`].
     pub fn submit(&self, submissions: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
-        self.submit_to(None, submissions)
+        for Submission { prompt, continuation, .. } in &submissions {
+            self.check(prompt, continuation.max_tokens)?;
+        }
+        self.append(None, submissions)
     }
 
-    /// As [`Self::submit`], into places that were reserved for them, if any.
+    /// As [`Self::submit`], into places that were reserved for them. Each prompt must have passed [`Self::check`]: a
+    /// check reads the whole prompt, and this is called by threads that serve connections.
+    ///
+    /// # Errors
+    /// [`Refusal`].
     pub(crate) fn submit_to(
+        &self,
+        places: Places,
+        submissions: Vec<Submission>,
+    ) -> Result<Vec<Events>, Refusal> {
+        self.append(Some(places), submissions)
+    }
+
+    fn append(
         &self,
         places: Option<Places>,
         submissions: Vec<Submission>,
@@ -130,7 +148,6 @@ impl Queue {
         let submitted = places.as_ref().map_or_else(Instant::now, |places| places.since);
         let (mut requests, mut events) = (Vec::new(), Vec::new());
         for Submission { prompt, continuation, salt } in submissions {
-            self.check(&prompt, continuation.max_tokens)?;
             let drafts = continuation.drafts.min(self.limits.drafts);
             let sequence = Sequence::new(prompt, Continuation { drafts, ..continuation });
             let sequence = sequence.ok_or(Refusal::EmptyPrompt)?;
@@ -261,7 +278,7 @@ impl Queue {
     /// Removes and returns the requests whose client has disconnected.
     pub(crate) fn take_left(&self) -> Vec<Request> {
         let mut state = self.lock();
-        if state.here() == state.waiting.len() {
+        if !state.waiting.iter().any(Request::has_left) {
             return Vec::new();
         }
         let (left, here) = state.waiting.drain(..).partition(Request::has_left);
@@ -276,9 +293,23 @@ impl Queue {
         if fits(first) { state.waiting.pop_front() } else { None }
     }
 
-    /// Calls `each` for the `count` oldest waiting requests.
+    /// Calls `each` for the `count` oldest waiting requests, if the prompt of any of them was not requested from the
+    /// cold tier yet. `each` may hash whole prompts, so the queue is not locked meanwhile: the requests are out of it,
+    /// keep their places, and return to the front. Only the scheduler calls this, and it alone takes requests from the
+    /// front of an open queue.
     pub(crate) fn for_oldest(&self, count: usize, each: impl FnMut(&mut Request)) {
-        self.lock().waiting.iter_mut().take(count).for_each(each);
+        let mut state = self.lock();
+        let count = count.min(state.waiting.len());
+        if !state.waiting.range(..count).any(|request| request.fetch == Fetch::New) {
+            return;
+        }
+        let mut oldest: Vec<_> = state.waiting.drain(..count).collect();
+        state.out = oldest.iter().filter(|request| !request.has_left()).count();
+        drop(state);
+        oldest.iter_mut().for_each(each);
+        let mut state = self.lock();
+        state.out = 0;
+        oldest.into_iter().rev().for_each(|request| state.waiting.push_front(request));
     }
 
     /// Removes and returns all waiting requests.
@@ -341,6 +372,8 @@ impl Drop for CloseOnDrop {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use dsv4_kv_model::sample::GREEDY;
 
     use super::*;
@@ -369,14 +402,13 @@ mod tests {
         assert_eq!(queue.take_places(2).err(), full(3));
         assert_eq!(queue.submit(vec![one.clone(); 2]).err(), full(3));
         let _last = queue.submit(vec![one.clone()]).expect("there is one");
-        let _three = queue.submit_to(Some(places), vec![one.clone(); 3]).expect("they are held");
+        let _three = queue.submit_to(places, vec![one.clone(); 3]).expect("they are held");
         assert_eq!(queue.take_places(1).err(), full(4));
         queue.drain();
         drop(queue.take_places(4).expect("all are free"));
-        let unknown = Submission { prompt: vec![8], ..one };
+        let empty = Submission { prompt: Vec::new(), ..one };
         let places = queue.take_places(4).expect("those that were dropped are free");
-        let refused = queue.submit_to(Some(places), vec![unknown]).err();
-        assert!(matches!(refused, Some(Refusal::TokenOutOfVocabulary { .. })), "{refused:?}");
+        assert_eq!(queue.submit_to(places, vec![empty]).err(), Some(Refusal::EmptyPrompt));
         assert!(queue.take_places(4).is_ok(), "those of a refused request are free");
     }
 
@@ -389,11 +421,47 @@ mod tests {
         assert_eq!((queue.waiting(), queue.all_waiting()), (0, 3));
         let time = Duration::from_millis(30);
         std::thread::sleep(time);
-        let _events = queue.submit_to(Some(places), vec![one()]).expect("it is held");
+        let _events = queue.submit_to(places, vec![one()]).expect("it is held");
         assert_eq!((queue.waiting(), queue.all_waiting()), (1, 1));
         let request = queue.pop_if(|_| true).expect("it waits");
         assert!(request.submitted.elapsed() >= time && request.last == request.submitted);
         queue.set_preempted(2);
         assert_eq!((queue.waiting(), queue.all_waiting()), (0, 2));
+    }
+
+    /// While the prompts of waiting requests are hashed, others may be accepted; places and order stay.
+    #[test]
+    fn work_on_waiting_requests_delays_nobody() {
+        let queue =
+            Arc::new(Queue::new(QueueLimits { vocabulary: 8, longest: 8, waiting: 4, drafts: 0 }));
+        let salted = |salt: u8| vec![Submission { salt: vec![salt], ..one() }];
+        let mut events: Vec<_> =
+            (0..3).map(|salt| queue.submit(salted(salt)).expect("there is room")).collect();
+        let ((begin, begun), (go, goes)) = (channel(), channel::<()>());
+        let worked = Arc::clone(&queue);
+        let work = std::thread::spawn(move || {
+            worked.for_oldest(2, |request| {
+                begin.send(()).expect("it is waited for");
+                let _ = goes.recv();
+                request.fetch = Fetch::Done;
+            });
+        });
+        let most = Duration::from_secs(20);
+        begun.recv_timeout(most).expect("it works on the first");
+        let (tell, told) = channel();
+        let asked = Arc::clone(&queue);
+        std::thread::spawn(move || {
+            let is_free = asked.take_places(1).is_ok();
+            let _ = tell.send((is_free, asked.take_places(2).err(), asked.all_waiting()));
+        });
+        let full = Refusal::QueueFull { waiting: 3, most: 4 };
+        assert_eq!(told.recv_timeout(most), Ok((true, Some(full), 3)), "the queue is locked");
+        events.push(queue.submit(salted(3)).expect("there is room"));
+        drop(go);
+        work.join().expect("it has ended");
+        assert_eq!(queue.waiting(), 4);
+        let order = queue.drain().into_iter().map(|request| (request.salt[0], request.fetch));
+        let (done, new) = (Fetch::Done, Fetch::New);
+        assert_eq!(Vec::from_iter(order), [(0, done), (1, done), (2, new), (3, new)]);
     }
 }

@@ -256,6 +256,9 @@ impl<B: Backend> Scheduler<B> {
     /// Requests the prompts of those that will be admitted next from the store.
     fn ask_store(&mut self) {
         let Self { engine, queue, cold, .. } = self;
+        if !cold.is_open() {
+            return;
+        }
         let most = (engine.cache().config().max_requests as usize).min(MAX_FETCHES);
         queue.for_oldest(most, |request| {
             if !request.has_left() {

@@ -232,6 +232,8 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
 /// [`bf16_m64n64k64`] of `left[0]` and `right[0]`, and then of `left[1]` and `right[1]`, added to the same sum. There
 /// is no wait between the two products.
 ///
+/// The two products must differ in A or in B: ptxas (CUDA 13) merges neighbouring equal `wgmma` of one sum into one.
+///
 /// # Safety
 /// - As [`bf16_m64n64k64`].
 #[inline(always)]

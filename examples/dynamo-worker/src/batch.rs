@@ -17,7 +17,8 @@ use dynamo_backend_common::DisaggregationMode;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::args::Options;
-use crate::moves::{self, Asked, Offers};
+use crate::moves::{self, Asked, Payloads};
+use crate::offers::Offers;
 use crate::request::{Job, Update};
 
 /// Longest time between two calls that serve subscribers and offers.
@@ -75,7 +76,8 @@ pub struct Batch<B: Backend> {
     staging: TransferStaging<B>,
     fingerprint: Fingerprint,
     chunk: usize,
-    offers: Option<Arc<Offers>>,
+    /// What a prefill worker offers.
+    payloads: Option<Payloads>,
     publisher: Option<Publisher>,
     waiting: VecDeque<Job>,
     arriving: Vec<Arriving>,
@@ -95,7 +97,7 @@ impl<B: Backend> Batch<B> {
         let events =
             PublisherOptions { endpoint: any.clone(), replay_endpoint: any, ..Default::default() };
         let publisher = shares.then(|| Publisher::start(cache, events)).transpose()?;
-        let offers = options.mode.is_prefill().then(|| Offers::listen(options)).transpose()?;
+        let payloads = options.mode.is_prefill().then(|| Payloads::new(options)).transpose()?;
         let staging = cache.new_transfer_staging()?;
         let fingerprint = Fingerprint::new(cache.config(), options.revision.as_bytes(), b"", b"")
             .context("--revision")?;
@@ -106,7 +108,7 @@ impl<B: Backend> Batch<B> {
             staging,
             fingerprint,
             chunk,
-            offers,
+            payloads,
             publisher,
             waiting,
             arriving,
@@ -126,7 +128,7 @@ impl<B: Backend> Batch<B> {
             events: self.publisher.as_ref().map(|publisher| publisher.endpoint().to_owned()),
             fingerprint: self.fingerprint,
             layout: self.staging.layout().clone(),
-            offers: self.offers.clone(),
+            offers: self.payloads.as_ref().map(|payloads| Arc::clone(payloads.offers())),
         }
     }
 
@@ -254,13 +256,13 @@ impl<B: Backend> Batch<B> {
         if self.running.is_empty() {
             return Ok(());
         }
-        let Self { engine, running, chunk, offers, .. } = self;
+        let Self { engine, running, chunk, payloads, .. } = self;
         let mut budget = engine.cache().config().max_step_tokens as usize;
         let mut works: Vec<Work> = Vec::new();
         for (index, request) in running.iter().enumerate() {
             let others = running.len() - index - 1;
             // A prefill worker leaves the last token of a prompt to the decode worker, which needs its logits.
-            let left = offers.as_ref().map_or(usize::MAX, |_| request.left_to_offer());
+            let left = payloads.as_ref().map_or(usize::MAX, |_| request.left_to_offer());
             let work = request.sequence.next((*chunk).min(budget - others).min(left));
             budget -= work.tokens.len();
             works.push(work);
@@ -287,10 +289,11 @@ impl<B: Backend> Batch<B> {
 
     /// Ends requests that have all their tokens, or offers them once they can be offered.
     fn end_finished(&mut self) {
-        let Self { engine, staging, running, offers, fingerprint, .. } = self;
-        let is_done = |request: &mut Running| match offers {
-            Some(_) => request.left_to_offer() == 0,
-            None => request.sequence.finish().is_some(),
+        let Self { engine, staging, running, payloads, fingerprint, .. } = self;
+        let is_prefill = payloads.is_some();
+        let is_done = |request: &mut Running| match is_prefill {
+            true => request.left_to_offer() == 0,
+            false => request.sequence.finish().is_some(),
         };
         for Running { id, sequence, updates, reused } in running.extract_if(.., is_done) {
             if updates.is_closed() {
@@ -298,11 +301,11 @@ impl<B: Backend> Batch<B> {
                 release(engine, id);
                 continue;
             }
-            let update = match (&*offers, sequence.finish()) {
+            let update = match (payloads.as_mut(), sequence.finish()) {
                 (Some(_), _) if sequence.cached() == 0 => Update::Offered(None, reused),
-                (Some(offers), _) => {
+                (Some(payloads), _) => {
                     let request = (id, sequence.tokens());
-                    match moves::offer(engine, staging, offers, *fingerprint, request) {
+                    match moves::offer(engine, staging, payloads, *fingerprint, request) {
                         Ok(offered) => Update::Offered(Some(offered), reused),
                         // For example, if there is no room for the payload. The decode worker then computes the prompt
                         // again.
@@ -337,8 +340,8 @@ impl<B: Backend> Batch<B> {
             tracing::error!(%error, "events are not published any more");
             self.publisher = None;
         }
-        if let Some(offers) = &self.offers {
-            offers.expire();
+        if let Some(payloads) = &mut self.payloads {
+            payloads.free_ended();
         }
     }
 }

@@ -4,7 +4,8 @@
 //! frontend ── request plane ──> worker.rs: LLMEngine ── jobs ──> batch.rs: a thread with the engine
 //!          <── tokens ───────────────────────────── updates ───┘   │ events of its prefix tree (ZMQ)
 //!                                                                   │
-//! prefill: a prompt is computed and leaves as an offer; its ticket is the result     moves.rs, ticket.rs, questions.rs
+//! prefill: a prompt is computed and leaves as an offer; its ticket is the result
+//!          (moves.rs, offers.rs, ticket.rs, questions.rs)
 //! decode:  the ticket's payload is read and verified beside the steps, and admitted between two of them
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! | [`request`] | a request of Dynamo as a job, or why it is refused |
 //! | [`batch`] | steps of all running requests |
 //! | [`moves`] | requests that leave and arrive |
+//! | [`offers`] | the offers that decode workers can claim |
 //! | [`questions`] | the port at which decode workers claim requests |
 //! | [`ticket`] | the data by which a decode worker takes a request from a prefill worker |
 //! | [`device`] | the model and where it runs |
@@ -23,6 +25,7 @@ pub mod args;
 pub mod batch;
 pub mod device;
 pub mod moves;
+pub mod offers;
 pub mod questions;
 pub mod request;
 pub mod ticket;

@@ -1,9 +1,9 @@
 //! Requests that leave for a decode worker, and that arrive from a prefill worker.
 
 use std::collections::HashSet;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -20,11 +20,10 @@ use dsv4_kv_transfer::{
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::args::Options;
-use crate::questions::{ANSWER_TIMEOUT, Answers, Question, answer_all, wake};
-use crate::ticket::{Asks, Remote, Ticket, asked};
+use crate::offers::{Kept, Offers};
+use crate::questions::ANSWER_TIMEOUT;
+use crate::ticket::{Remote, Ticket};
 
-/// How long an offer is kept that is not claimed.
-const OFFER_LIFETIME: Duration = Duration::from_secs(60);
 /// Most bytes of all offers together. Each is in memory twice, in the sender's and in its file in `/dev/shm`.
 const HELD: u64 = 16 << 30;
 /// Bytes of a permit for the memory of payloads that are fetched.
@@ -38,85 +37,33 @@ const DEADLINES: Deadlines = Deadlines {
     quiet: Duration::from_secs(30),
 };
 
-/// The offers of a prefill worker, and the address of the threads that answer claims.
-pub struct Offers {
-    held: Mutex<Held>,
-    control: SocketAddr,
-}
-
-struct Held {
+/// The payloads of a prefill worker's offers. Only the engine's thread has them, so that claims are answered while it
+/// copies one.
+pub struct Payloads {
     sender: Sender<Files>,
-    /// The instant from which the times of offers count.
-    start: Instant,
+    offers: Arc<Offers>,
 }
 
-impl Offers {
-    /// Starts to listen for claims.
+impl Payloads {
+    /// No payloads; listens for claims.
     ///
     /// # Errors
     /// A directory or an address that is not available.
-    pub fn listen(options: &Options) -> Result<Arc<Self>> {
+    pub fn new(options: &Options) -> Result<Self> {
         let sender = Sender::new(Files::new(&options.exchange)?, HELD);
-        let control = &options.control;
-        let listener =
-            TcpListener::bind(control).with_context(|| format!("--control {control}"))?;
-        let held = Mutex::new(Held { sender, start: Instant::now() });
-        let offers = Arc::new(Self { held, control: listener.local_addr()? });
-        answer_all(listener, &Arc::downgrade(&offers))?;
-        Ok(offers)
+        Ok(Self { sender, offers: Offers::listen(&options.control)? })
     }
 
-    /// Number of offers that were not claimed yet.
-    pub fn open(&self) -> usize {
-        self.lock().sender.offers()
+    /// The offers that can be claimed.
+    #[must_use]
+    pub fn offers(&self) -> &Arc<Offers> {
+        &self.offers
     }
 
-    /// Takes back offers whose lifetime has ended.
-    pub fn expire(&self) {
-        let Held { sender, start } = &mut *self.lock();
-        for source in sender.expire(start.elapsed()) {
-            tracing::warn!(lease = source.lease, "nobody has claimed a request");
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Answers for Offers {
-    fn answer(&self, question: Question) -> bool {
-        match asked(question) {
-            Some((Asks::Claim, source)) => self.lock().sender.claim(source),
-            Some((Asks::GivesUp, source)) => self.lock().sender.give_up(source),
-            None => false,
-        }
-    }
-}
-
-impl Drop for Offers {
-    fn drop(&mut self) {
-        wake(&self.control);
-    }
-}
-
-/// An offer whose ticket nobody has yet. Dropping this takes the offer back, which nobody could claim.
-pub struct Kept {
-    offers: Weak<Offers>,
-    source: Source,
-}
-
-impl Kept {
-    /// The ticket is handed over: from now on the offer is there until it is claimed, given up, or expires.
-    pub fn hand_over(mut self) {
-        self.offers = Weak::new();
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        if let Some(offers) = self.offers.upgrade() {
-            offers.lock().sender.take_back(self.source.lease);
+    /// Frees the payloads of offers that were claimed, given up or taken back, or whose lifetime is over.
+    pub fn free_ended(&mut self) {
+        for source in self.offers.take_ended() {
+            self.sender.take_back(source.lease);
         }
     }
 }
@@ -129,29 +76,30 @@ impl Drop for Kept {
 pub fn offer<B: Backend>(
     engine: &mut Engine<B>,
     staging: &mut TransferStaging<B>,
-    offers: &Arc<Offers>,
+    payloads: &mut Payloads,
     fingerprint: Fingerprint,
     (id, tokens): (RequestId, &[u32]),
 ) -> Result<(Ticket, Kept)> {
+    payloads.free_ended();
+    let Payloads { sender, offers } = payloads;
     let (cache, stream) = engine.moves();
     let mut export = cache.export(stream, staging, id)?;
     let at = export.positions();
-    let Held { sender, start } = &mut *offers.lock();
     let mut transfer = sender.open(&export, fingerprint, (at, &tokens[..at.trunk as usize]))?;
     let source = transfer.source();
     if let Err(error) = sender.take(&mut transfer, &mut export) {
         sender.abandon(transfer)?;
         return Err(error.into());
     }
-    let offer = match sender.offer(transfer, start.elapsed() + OFFER_LIFETIME) {
+    // The list of offers says when it expires.
+    let offer = match sender.offer(transfer, Duration::MAX) {
         Ok(offer) => offer,
         Err(refused) => {
             sender.abandon(*refused.0)?;
             return Err(refused.1.into());
         }
     };
-    let kept = Kept { offers: Arc::downgrade(offers), source };
-    Ok((Ticket::new(offers.control, &offer), kept))
+    Ok((Ticket::new(offers.control(), &offer), offers.enter(source)))
 }
 
 /// Sources of the offers that this process takes, until their requests are admitted or given up.
@@ -343,8 +291,33 @@ pub fn give_up<B: Backend>(engine: &mut Engine<B>, staging: &mut TransferStaging
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read};
+    use std::net::TcpListener;
 
     use super::*;
+    use crate::questions::Question;
+    use crate::ticket::{Asks, asked};
+
+    /// The engine's thread has the payloads while it copies one. Claims are answered meanwhile; the payload of a
+    /// claimed offer is freed afterwards.
+    #[test]
+    fn a_claim_waits_for_no_copy() {
+        let exchange = tempfile::tempdir().unwrap();
+        let sender = Sender::new(Files::new(exchange.path().join("exchange")).unwrap(), HELD);
+        let offers = Offers::listen("127.0.0.1:0").unwrap();
+        let mut payloads = Payloads { sender, offers: Arc::clone(&offers) };
+        let source = Source { epoch: 7, lease: 1 };
+        offers.enter(source).hand_over();
+        let claims = || {
+            let mut remote = Remote::new(offers.control());
+            remote.ask(source).unwrap();
+            std::iter::repeat_with(|| remote.answer(source).unwrap()).find_map(|answer| answer)
+        };
+        let Payloads { sender: copies, .. } = &mut payloads;
+        assert_eq!([claims(), claims()], [Some(true), Some(false)]);
+        assert_eq!((copies.offers(), offers.open()), (0, 0));
+        payloads.free_ended();
+        assert!(offers.take_ended().is_empty(), "it was not freed");
+    }
 
     /// A second copy of a ticket is refused while the first one is on its way, and does not give its source up.
     #[test]

@@ -9,7 +9,8 @@ use dynamo_backend_common::{
 };
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::moves::{Fetched, Kept};
+use crate::moves::Fetched;
+use crate::offers::Kept;
 use crate::ticket::Ticket;
 
 /// A prompt, how it is continued, and where its tokens go.

@@ -20,7 +20,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::args::Options;
 use crate::batch::Ready;
 use crate::device;
-use crate::moves::{self, Fetched, Kept, Offered, Own, PERMITS};
+use crate::moves::{self, Fetched, Offered, Own, PERMITS};
+use crate::offers::Kept;
 use crate::request::{Job, Update, continuation, error};
 use crate::ticket::Ticket;
 

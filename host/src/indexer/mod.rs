@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `mod.rs` | [`CsaIndexer`], [`QueryWeight`]: the weights |
 //! | `select.rs` | from activations or projections to lists, in an updated CSA layer |
-//! | `weights.rs` | [`IndexerWeights`]: the weights in host memory, of a checkpoint |
+//! | `weights.rs` | [`IndexerWeights`]: the weights in host memory, of a model |
 //! | `workspace.rs` | [`IndexerWorkspace`]: the memory |
 
 mod select;
@@ -92,7 +92,7 @@ pub struct CsaIndexer<B: Backend> {
 
 impl<B: Backend> CsaIndexer<B> {
     /// The indexer with these weights: `query_weight` (`[heads * 128, q_lora_rank]` BF16 or NVFP4) and `head_weight`
-    /// (`[heads, hidden_size]` BF16), the checkpoint's `indexer.wq_b` and `indexer.weights_proj`, each row padded with
+    /// (`[heads, hidden_size]` BF16), the model's `indexer.wq_b` and `indexer.weights_proj`, each row padded with
     /// zeros to a multiple of 32.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl<B: Backend> CsaIndexer<B> {
         Ok(Self { heads, latent_columns, hidden_columns, query_weight, head_weight })
     }
 
-    /// The indexer of CSA layer `layer` of a checkpoint, padded.
+    /// The indexer of CSA layer `layer` of a model, padded.
     ///
     /// # Errors
     /// As [`IndexerWeights::of_layer`]; [`KvError::Device`].

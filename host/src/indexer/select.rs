@@ -2,7 +2,7 @@
 
 use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use kv_layout::geometry::INDEX_DIM;
-use kv_layout::linear::{MAX_DECODE_TOKENS, MAX_NARROW_COLUMNS};
+use kv_layout::linear::{MAX_DECODE_BATCH, MAX_NARROW_COLUMNS};
 
 use super::workspace::columns;
 use super::{CsaIndexer, IndexerWorkspace, QueryWeight};
@@ -117,7 +117,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
                     let (columns, inner) = (heads * INDEX_DIM, *latent_columns);
                     let query = Bf16Weight { values: weight, columns, inner };
                     // Narrow products have another order of summation, which the fused kernel does not have.
-                    if part.count > MAX_DECODE_TOKENS && columns > MAX_NARROW_COLUMNS {
+                    if part.count > MAX_DECODE_BATCH && columns > MAX_NARROW_COLUMNS {
                         self.product(workspace, part, (&latent, query), ops::bf16_index_query)?;
                     } else {
                         multiply_bf16(self.stream(), query, &latent, part.count, to)?;

@@ -27,9 +27,9 @@ pub enum QueryValues {
 }
 
 impl IndexerWeights {
-    /// The weights of CSA layer `layer` of a checkpoint; layers are counted through the trunk, then through the MTP
-    /// layers. The query projection stays in NVFP4 if the checkpoint has it in NVFP4. Released checkpoints have it as
-    /// E4M3 with scales that are powers of two (UE8M0, or F32 in Base models), which BF16 represents exactly.
+    /// The weights of CSA layer `layer` of a model; layers are counted through the trunk, then through the MTP layers.
+    /// The query projection stays in NVFP4 if the model has it in NVFP4. Released models have it as E4M3 with scales
+    /// that are powers of two (UE8M0, or F32 in Base models), which BF16 represents exactly.
     ///
     /// # Errors
     /// [`KvError::ModelFile`] for a tensor that is missing, of another shape or type, or not exact in BF16;

@@ -10,7 +10,7 @@
 //! | `open_step.rs` | types of a step: `StepRequest`, `Accepted`, `StepPlan`, the open step |
 //! | `wanted_checkpoints.rs` | positions at which checkpoints of requests are wanted |
 //! | `save_in_steps.rs` | checkpoints that steps write, or that are saved after a step |
-//! | `prefix_tree.rs` | the prefix tree and each request's node in it |
+//! | `prefix_tree.rs` | the prefix tree and each request's reference to it |
 //! | `prefix_reuse.rs` | prefix match on admission, block registration on commit |
 //! | `eviction.rs` | eviction and leases |
 //! | `offers.rs` | checkpoints offered to a lower tier |

@@ -25,8 +25,8 @@ impl Offers {
         self.known.reserve(2 * (most + 1));
     }
 
-    /// Attaches a checkpoint to a prefix tree and offers it to the lower tier. Returns the checkpoint if the tree does not
-    /// take it.
+    /// Attaches a checkpoint to a prefix tree and offers it to the lower tier. Returns the checkpoint if the tree does
+    /// not take it.
     pub fn attach<B, C, P: Policy, const T: usize>(
         &mut self,
         tree: &mut PrefixTree<B, C, P, T>,

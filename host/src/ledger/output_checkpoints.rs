@@ -1,7 +1,7 @@
 //! Checkpoints of outputs. While a request decodes, it is saved at each block boundary, and only the latest of these
-//! checkpoints is kept: outside the prefix tree while the request runs, in it once the request ends or is suspended, for
-//! the next turn of the conversation. Those outside are given up when a checkpoint is needed and the tree has none to
-//! evict.
+//! checkpoints is kept: outside the prefix tree while the request runs, in it once the request ends or is suspended,
+//! for the next turn of the conversation. Those outside are given up when a checkpoint is needed and the tree has none
+//! to evict.
 
 use kv_layout::geometry::BLOCK_TOKENS;
 
@@ -43,7 +43,7 @@ impl Ledger {
         let refused =
             match request_prefix.and_then(|request_prefix| request_prefix.attach_point(&saved)) {
                 None => Some(saved),
-                Some(place) => offers.attach(tree, place, saved),
+                Some(point) => offers.attach(tree, point, saved),
             };
         refused.into_iter().for_each(|saved| checkpoints.give_back(saved));
     }

@@ -62,8 +62,8 @@ impl Ledger {
         Ok((Admission { id, reused, matched }, place))
     }
 
-    /// Wants the planned checkpoints that a request has not passed: those of its prompt, and the first of its output. None
-    /// of a request that registers no more blocks: the prefix tree would not take them.
+    /// Wants the planned checkpoints that a request has not passed: those of its prompt, and the first of its output.
+    /// None of a request that registers no more blocks: the prefix tree would not take them.
     pub(crate) fn plan_checkpoints(&mut self, id: RequestId) -> Result<(), KvError> {
         let start = self.committed(id)?;
         let request_prefix =
@@ -173,7 +173,7 @@ impl Ledger {
                 match of(id).and_then(|request_prefix| request_prefix.attach_point(&saved)) {
                     None => Some(saved),
                     Some((.., Origin::Output)) if *keeps_outputs => outputs.set(id.slot(), saved),
-                    Some(place) => offers.attach(tree, place, saved),
+                    Some(point) => offers.attach(tree, point, saved),
                 };
             refused.into_iter().for_each(|saved| checkpoints.give_back(saved));
         }
@@ -187,12 +187,13 @@ impl Ledger {
         self.release_request_prefix(request_prefix);
     }
 
-    /// Removes and returns a request's reference to the prefix tree, with its other data there, when it gives up its slot.
+    /// Removes and returns a request's reference to the prefix tree, with its other data there, when it gives up its
+    /// slot.
     pub(super) fn take_request_prefix(&mut self, slot: SlotId) -> Option<RequestPrefix> {
         self.prefix_cache.as_mut()?.of_slot[slot.0 as usize].take()
     }
 
-    /// Puts that of a resumed request back, which is now in `slot`.
+    /// Puts back the data of a resumed request, which is now in `slot`.
     pub(super) fn put_request_prefix(
         &mut self,
         slot: SlotId,
@@ -215,9 +216,9 @@ impl Ledger {
         debug_assert!(released.is_ok(), "the reference is this tree's");
     }
 
-    /// Gives a fork its own reference to the prefix tree. The fork, in slot `to`, has the `committed` tokens and the blocks
-    /// of the request in `from`. All later tokens of the fork count as its output, even if the other request is still
-    /// in its prompt.
+    /// Gives a fork its own reference to the prefix tree. The fork, in slot `to`, has the `committed` tokens and the
+    /// blocks of the request in `from`. All later tokens of the fork count as its output, even if the other request is
+    /// still in its prompt.
     pub(super) fn fork_prefix(&mut self, from: SlotId, to: SlotId, committed: u32) {
         let Some(prefix_cache) = self.prefix_cache.as_deref_mut() else { return };
         let Some(request_prefix) = prefix_cache.of_slot[from.0 as usize].as_ref() else { return };

@@ -229,8 +229,8 @@ mod tests {
             });
             let expected = if behind == 128 { 256 } else { 128 };
             assert_eq!((right, wrong), (256, expected), "{behind} tokens before");
-            let answer: Vec<u32> = (300..400).collect();
-            run(&mut ledger, id, 300, &answer);
+            let output: Vec<u32> = (300..400).collect();
+            run(&mut ledger, id, 300, &output);
             assert_eq!(ledger.output_checkpoints(), 1, "at the 384th token");
             ledger.discard_checkpoint(saved).unwrap();
             ledger.audit().unwrap();

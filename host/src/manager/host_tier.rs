@@ -37,11 +37,11 @@ pub struct HostPrompt<'p> {
 }
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Requests the part of a prompt that is in host memory and not on the device: the missing blocks, and the checkpoint
-    /// at their end. Device room is taken when the copies are queued, by eviction if needed. [`Self::advance_tier`]
-    /// enters the blocks in the prefix tree once they have arrived. Prefetches run one at a time, in order. A second
-    /// request for the same prompt returns the same id; cancel it once for each request. `None` if host memory has no
-    /// more of the prompt than the device.
+    /// Requests the part of a prompt that is in host memory and not on the device: the missing blocks, and the
+    /// checkpoint at their end. They are reserved on the device when the copies are queued, by eviction if needed.
+    /// [`Self::advance_tier`] enters the blocks in the prefix tree once they have arrived. Prefetches run one at a
+    /// time, in order. A second request for the same prompt returns the same id; cancel it once for each request.
+    /// `None` if host memory has no more of the prompt than the device.
     ///
     /// Queued in streams of the cache, after the work in `stream`: copies, each of units that are adjacent in
     /// memory, and launches that unpack them.
@@ -89,9 +89,9 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Withdraws one request for a prompt. If it was the last one and the transfer is under way, its room becomes free
-    /// when the copies are done. `false` if the prompt is not requested: it has arrived, was cancelled, or the id is
-    /// another cache's.
+    /// Withdraws one request for a prompt. If it was the last one and the transfer is under way, its blocks are free
+    /// again when the copies are done. `false` if the prompt is not requested: it has arrived, was cancelled, or the id
+    /// is another cache's.
     pub fn cancel_prefetch(&mut self, id: PrefetchId) -> bool {
         self.tier_parts().is_some_and(|(_, tier)| tier.cancel(id))
     }

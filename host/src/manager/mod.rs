@@ -229,9 +229,9 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Waits for `stream` and reports rows and keys that were gathered or scored since the last check although no
-    /// kernel had written them. A row whose inputs were NaN counts too. While kernels run in
-    /// another stream, a row can be counted before its record is written; then check each layer group by
-    /// [`Layers::check_poison`] of its own step. Without [`CacheConfig::poison`] there is nothing to report.
+    /// kernel had written them. A row whose inputs were NaN counts too. While kernels run in another stream, a row can
+    /// be counted before its record is written; then check each layer group by [`Layers::check_poison`] of its own
+    /// step. Without [`CacheConfig::poison`] there is nothing to report.
     ///
     /// # Errors
     /// [`KvError::PoisonRead`]; [`KvError::Device`].

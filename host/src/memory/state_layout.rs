@@ -89,7 +89,7 @@ pub(crate) fn checkpoint_pieces(
         let run = Run {
             base: offset(layer, pool.kind),
             start: u64::from(first) * pool.row_bytes,
-            unit: pool.unit_bytes(),
+            unit_bytes: pool.unit_bytes(),
             row: pool.row_bytes,
             ring,
             rows,
@@ -145,8 +145,9 @@ pub(crate) fn unit_pieces(
 ) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for UnitPlace { layer, pool, image, .. } in unit_places(schema, unit) {
-        let (base, unit) = (offset(layer, pool.kind), pool.unit_bytes());
-        let run = Run { base, start: 0, unit, row: unit, ring: 1, rows: 1, image };
+        let (base, unit_bytes) = (offset(layer, pool.kind), pool.unit_bytes());
+        let row = unit_bytes;
+        let run = Run { base, start: 0, unit_bytes, row, ring: 1, rows: 1, image };
         run.cut(&mut pieces);
     }
     pieces
@@ -156,7 +157,7 @@ pub(crate) fn unit_pieces(
 struct Run {
     base: u64,
     start: u64,
-    unit: u64,
+    unit_bytes: u64,
     row: u64,
     ring: u32,
     rows: u32,
@@ -166,14 +167,14 @@ struct Run {
 impl Run {
     /// Cuts the run into pieces and adds them to `pieces`.
     fn cut(&self, pieces: &mut Vec<Piece>) {
-        let Self { base, start, unit, row, ring, rows, image } = *self;
-        let is_wide = [start, unit, row, image].iter().all(|bytes| bytes.is_multiple_of(16));
+        let Self { base, start, unit_bytes, row, ring, rows, image } = *self;
+        let is_wide = [start, unit_bytes, row, image].iter().all(|bytes| bytes.is_multiple_of(16));
         let (word, narrow) = if is_wide { (16, 0) } else { (4, CopyStateParams::NARROW) };
         debug_assert!(base.is_multiple_of(COPY_GRANULE), "an arena aligns its buffers");
         let words = |bytes: u64| (bytes / word) as u32;
         let all = words(row) * rows;
         for first in (0..all).step_by(CopyStateParams::BLOCK_WORDS as usize) {
-            let place = [(base / COPY_GRANULE) as u32, words(start), words(unit), words(row)];
+            let place = [(base / COPY_GRANULE) as u32, words(start), words(unit_bytes), words(row)];
             let [base, start, unit, row] = place;
             pieces.push([base, start, unit, row, ring, rows, words(image), first | narrow]);
         }

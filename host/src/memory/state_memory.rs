@@ -40,7 +40,7 @@ pub(crate) fn table_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
 /// The checkpoints, and the tables by which they and slots are copied.
 pub(crate) struct StateMemory<B: Backend> {
     slots: Buffer<B, u8>,
-    units: u32,
+    number_of_slots: u32,
     pools: Buffer<B, u8>,
     blocks: u32,
     checkpoints: Buffer<B, u8>,
@@ -91,7 +91,7 @@ impl<B: Backend> StateMemory<B> {
         let memory = (config.num_checkpoints > 0).then(|| checkpoints.memory());
         Ok(Self {
             slots,
-            units: config.units(PoolUnit::Slot),
+            number_of_slots: config.units(PoolUnit::Slot),
             pools: pools.whole().clone(),
             blocks: config.num_blocks,
             checkpoints,
@@ -109,7 +109,7 @@ impl<B: Backend> StateMemory<B> {
     pub fn arena(&self) -> CopyArena<'_, B> {
         CopyArena {
             units: &self.slots,
-            number_of_units: self.units,
+            number_of_units: self.number_of_slots,
             images: &self.checkpoints,
             number_of_images: self.number,
             image_bytes: self.checkpoint_bytes,

@@ -79,7 +79,7 @@ pub struct HcaDecode<'a, B: Backend> {
 }
 
 /// Queues `decode_csa_*`. A request may have at most as many tokens in the step as its state rings can take
-/// back ([`csa_step_tokens`](kv_layout::geometry::csa_step_tokens)). Tokens of a request with more are
+/// back ([`csa_decode_tokens`](kv_layout::geometry::csa_decode_tokens)). Tokens of a request with more are
 /// refused on the device and counted in `faults`.
 ///
 /// # Errors
@@ -143,7 +143,7 @@ pub unsafe fn decode_csa<B: Backend>(
 }
 
 /// Queues `decode_hca_*`; see [`decode_csa`], and
-/// [`hca_step_tokens`](kv_layout::geometry::hca_step_tokens).
+/// [`hca_decode_tokens`](kv_layout::geometry::hca_decode_tokens).
 ///
 /// # Errors
 /// As [`decode_csa`].

@@ -1,6 +1,6 @@
 //! Whole state rows, as in the original design: copied into another slot, or overwritten with one word. No step
-//! launches these kernels (docs/architecture.md, D3); forks and resumed requests have [`super::copy_state`]. They are for
-//! programs that keep state of their own.
+//! launches these kernels (docs/architecture.md, D3); forks and resumed requests have [`super::copy_state`]. They are
+//! for programs that keep state of their own.
 
 use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_previous_rows, csa_state_rows};

@@ -107,10 +107,10 @@ const fn whole(from: u32, to: u32) -> JobWords {
 /// Source and destination of the copies of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyDirection {
-    /// From units to images: jobs are [`CheckpointCopy::words`]; for images of whole slots or blocks, whose `to` is
-    /// then the image, [`SlotCopy::words`] or [`BlockCopy::words`].
+    /// From units to images. Jobs are [`CheckpointCopy::words`] if the images are checkpoints. If they are of whole
+    /// slots or blocks, jobs are [`SlotCopy::words`] or [`BlockCopy::words`]: `from` is the unit, `to` the image.
     Pack,
-    /// From images to units: jobs as of [`Self::Pack`].
+    /// From images to units, with jobs as for [`Self::Pack`].
     Unpack,
     /// From slots to other slots, or blocks to other blocks: jobs are [`SlotCopy::words`] or [`BlockCopy::words`].
     Copy,

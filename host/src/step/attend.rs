@@ -76,9 +76,9 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     /// Queues attention of the step's queries in the range `queries` (`..` = all) to their sliding windows.
     ///
     /// All rows are read in place. The bits of a query's result depend on its request alone, and in layers with entries
-    /// also on [`crate::CacheConfig::attention_cluster`]. In a decode step
-    /// ([`crate::CacheConfig::max_decode_tokens`]) the rows of the step itself are already in the ring. For longer chunks,
-    /// the layer's first call queues a launch that quantises them into memory of the step, as `append` will.
+    /// also on [`crate::CacheConfig::attention_cluster`]. In a decode step ([`crate::CacheConfig::max_decode_tokens`])
+    /// the rows of the step itself are already in the ring. For longer chunks, the layer's first call queues a launch
+    /// that quantises them into memory of the step, as `append` will.
     ///
     /// In a cache with `CacheConfig::poison`, a row that was never written makes the result NaN. An empty range queues
     /// nothing, whatever `heads` is.

@@ -15,8 +15,8 @@ pub(crate) struct StepShape {
     pub requests: u32,
     /// Most tokens that a request has after the step.
     pub context: u32,
-    /// Most tokens of a request in a decode step ([`CacheConfig::max_decode_tokens`]). A rejection undoes so many without
-    /// loss.
+    /// Most tokens of a request in a decode step ([`CacheConfig::max_decode_tokens`]). A rejection undoes so many
+    /// without loss.
     pub max_decode_tokens: u32,
 }
 
@@ -57,8 +57,8 @@ impl StepShape {
         Self { tokens, tokens_per_request, requests, context, max_decode_tokens }
     }
 
-    /// Whether it is a decode step: no request has more than `max_draft` + 1 tokens. Then a layer's update and append are
-    /// one launch, without a work list: no token overwrites a ring row that the step still reads.
+    /// Whether it is a decode step: no request has more than `max_draft` + 1 tokens. Then a layer's update and append
+    /// are one launch, without a work list: no token overwrites a ring row that the step still reads.
     pub fn is_decode(&self) -> bool {
         self.tokens_per_request <= self.max_decode_tokens
     }

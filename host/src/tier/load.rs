@@ -91,10 +91,10 @@ impl<B: Backend> Tier<B> {
         true
     }
 
-    /// Begins the load of the next requested prompt, unless a load is in flight, and takes room for it. Returns whether
-    /// there are copies to queue. Requests for prompts that the device already has, or of which host memory has no
-    /// more, are dropped. With `only`, begins the load of that prompt or none: another load could evict the blocks that
-    /// this prompt matches.
+    /// Begins the load of the next requested prompt, unless a load is in flight, and reserves its blocks. Returns
+    /// whether there are copies to queue. Requests for prompts that the device already has, or of which host memory has
+    /// no more, are dropped. With `only`, begins the load of that prompt or none: another load could evict the blocks
+    /// that this prompt matches.
     ///
     /// # Errors
     /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`] if the device has no room for the next prompt, whose
@@ -164,7 +164,7 @@ impl<B: Backend> Tier<B> {
     }
 
     /// Queues the copies of the load that was begun, after the work in `stream`. On an error the load is lost, and
-    /// [`Self::end_load`] returns its room.
+    /// [`Self::end_load`] returns its blocks.
     pub fn queue_load(&mut self, core: &Core<B>, stream: &Stream<B>) -> Result<(), KvError> {
         let Self { loading: Some(loading), to_device: streams, layout, .. } = self else {
             return Ok(());
@@ -188,7 +188,7 @@ impl<B: Backend> Tier<B> {
         Ok(())
     }
 
-    /// Ends the load under way if it is done: enters it, or returns its room if it was lost or cancelled. A lost load
+    /// Ends the load under way if it is done: enters it, or returns its blocks if it was lost or cancelled. A lost load
     /// is queued again, before all others. Waits for it with `waited`, or if it was lost.
     pub fn end_load(&mut self, ledger: &mut Ledger, waited: bool) -> Result<(), KvError> {
         let Some(loading) = self.loading.as_mut() else { return Ok(()) };

@@ -6,11 +6,11 @@
 pub enum Mistake {
     /// None.
     Nothing,
-    /// The room of a cancelled prefetch is freed before its copies are done.
+    /// The blocks of a cancelled prefetch are freed before its copies are done.
     FreedInFlight,
     /// A prefetch is entered before its copies are done.
     EnteredEarly,
-    /// The room of a cancelled prefetch is never freed.
+    /// The blocks of a cancelled prefetch are never freed.
     CancelLeaks,
     /// A prefetch that was cancelled is entered all the same.
     CancelIgnored,
@@ -26,9 +26,9 @@ pub enum Mistake {
     CheckpointTooHigh,
     /// The device may evict a prefix while it is copied to host memory.
     ReadNotHeld,
-    /// A prefetch does not wait for the poisoning of its room.
+    /// A prefetch does not wait for the poisoning of its blocks.
     ArrivesUnordered,
-    /// The room of a prefetch is poisoned by the next step, after it was written.
+    /// The blocks of a prefetch are poisoned by the next step, after they were written.
     PoisonedAfter,
     /// Blocks are loaded in the wrong order.
     BlocksSwapped,

@@ -42,9 +42,9 @@ impl<B: Backend> KvCacheManager<B> {
 
     /// Writes the parts of a request, one after the other in `payload` in the order of
     /// [`PartLayout::parts`](super::PartLayout::parts), to the slot and blocks that were reserved for it, and enters
-    /// them in the device's block table. Rows are written at the ring places of their positions, so rings may have
-    /// another size than those of the source. The bytes are not checked: the caller must make sure that they belong to
-    /// the request.
+    /// the blocks in the device's block table. Rows are written at the ring places of their positions, so rings may
+    /// have another size than those of the source. The bytes are not checked: the caller must make sure that they
+    /// belong to the request.
     ///
     /// # Errors
     /// [`MoveError::ForeignStaging`], [`MoveError::ForeignReservation`], [`MoveError::Length`], [`MoveError::Cache`] if

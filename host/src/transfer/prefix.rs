@@ -62,9 +62,9 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Enters a prefix that was exported in the prefix tree: the parts of [`PartLayout::prefix_parts`], one after the
-    /// other in `payload`. Later prompts with the same salt, adapter and first tokens continue from it. Takes room for
-    /// the missing parts, all or nothing, and evicts unreferenced prefixes for it if needed. `None` if the cache has
-    /// the whole prefix. The bytes are not checked: the caller must make sure that they belong to these tokens.
+    /// other in `payload`. Later prompts with the same salt, adapter and first tokens continue from it. Reserves memory
+    /// for the missing parts, all or nothing, and evicts unreferenced prefixes for it if needed. `None` if the cache
+    /// has the whole prefix. The bytes are not checked: the caller must make sure that they belong to these tokens.
     ///
     /// # Errors
     /// [`MoveError::NothingShared`], [`MoveError::NoPrefix`] if the number of tokens is not the trunk's position or not
@@ -113,9 +113,9 @@ impl<B: Backend> KvCacheManager<B> {
             return Ok(None);
         };
         if let Err(error) = self.write_prefix(stream, staging, &target, &payload) {
-            // Copies that were queued before the failure must not write the room after it has a new owner. If a device
-            // error prevents the wait, no copy runs. If a capture prevents it, the next owner uses the room in the
-            // order of the cache's steps, after these copies.
+            // Copies that were queued before the failure must not write the blocks and the checkpoint after they have
+            // a new owner. If a device error prevents the wait, no copy runs. If a capture prevents it, the next owner
+            // uses them in the order of the cache's steps, after these copies.
             let _ = stream.synchronize();
             self.ledger_mut().drop_load(target);
             return Err(error);

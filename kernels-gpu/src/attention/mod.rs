@@ -10,10 +10,11 @@
 //! where necessary. The *sum of weights* is `l`. The *factor* of a raised base rescales `O`.
 //!
 //! The kernels of this module ([`attend`]) use a cluster of two blocks for a work item with entries, and one block for
-//! a work item with a window alone. The two blocks share the keys, in tiles of 64, by their number alone. Each block
-//! runs through its tiles by online softmax; then each combines the results of both blocks for half of the heads, in
-//! the order of the blocks. With [`kv_layout::attention::KeyCluster::OneBlock`] a work item has one block, which runs
-//! through all tiles; the blocks of a cluster then have different work items.
+//! a work item with a window alone. The two blocks share the keys, in tiles of 64: which block has which tile follows
+//! from the number of tiles alone. Each block runs through its tiles by online softmax; then each combines the results
+//! of both blocks for half of the heads, in the order of the blocks. With
+//! [`kv_layout::attention::KeyCluster::OneBlock`] a work item has one block, which runs through all tiles; the blocks
+//! of a cluster then have different work items.
 //!
 //! A large number of keys is divided into several splits (split-KV, as in Flash-Decoding). Each work item stores its
 //! partial result and log-sum-exp in global memory. The last block to finish for a group of heads combines the splits,

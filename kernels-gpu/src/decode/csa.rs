@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use crate::args::DecodeCsa;
 use crate::params::DecodeParams;
-use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM, csa_step_tokens};
+use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM, csa_decode_tokens};
 use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};
 
@@ -42,7 +42,7 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
         ring_row: args.token_ring_row,
         tokens: params.tokens,
         slots: params.slots,
-        most: csa_step_tokens(params.state_ring),
+        most: csa_decode_tokens(params.state_ring),
     };
     let (row, warp_id) = (thread::block_idx_x(), thread::warp_id());
     // SAFETY: the state rows that are read are of other positions than those written, so that the

@@ -2,7 +2,7 @@
 //! warp that appends to the window.
 
 use crate::args::DecodeHca;
-use kv_layout::geometry::{HCA_RATIO, HEAD_DIM, hca_step_tokens};
+use kv_layout::geometry::{HCA_RATIO, HEAD_DIM, hca_decode_tokens};
 use simt::{grid, thread};
 
 use super::{Appended, Step, Token, entry_row};
@@ -42,7 +42,7 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
         ring_row: args.token_ring_row,
         tokens: params.tokens,
         slots: params.slots,
-        most: hca_step_tokens(params.state_ring),
+        most: hca_decode_tokens(params.state_ring),
     };
     let row = thread::block_idx_x();
     // SAFETY: a block or warp has one token and leaves or stays together; tokens are below `tokens`.

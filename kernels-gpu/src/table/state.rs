@@ -38,8 +38,8 @@ macro_rules! state_rows {
 
             RotateState<()> |p, f|
             "Moves state rows of consecutive positions into another slot's ring, from a slot or \
-             from an image in order of position. No step launches it (decision D3): it is for programs that keep state of \
-             their own."
+             from an image in order of position. No step launches it (decision D3): it is for programs that keep state \
+             of their own."
             (
                 /// `[rows, row_words]` u32, the image; not read if the rows come from a slot.
                 image: const u32 align 16 [if p.from == params::RotateStateParams::IMAGE { p.rows } else { 0 }, p.row_words],

@@ -229,6 +229,10 @@ suite! {
         a_score_does_not_depend_on_keys_beside_it,
         scales_of_any_size_are_exact,
     }
+    indexer::extremes {
+        small_products_keep_the_fp8_limit,
+        very_distant_groups_count_as_zero,
+    }
     indexer::topk {
         lists_equal_a_stable_sort,
         long_rows_equal_a_stable_sort,

@@ -50,7 +50,7 @@ pub struct Reuse {
     pub hits_at_branch: u64,
     /// From one at an interval.
     pub hits_at_interval: u64,
-    /// From one at the end of an answer.
+    /// From one at the end of an output.
     pub hits_at_output: u64,
     /// Blocks that were evicted.
     pub evicted_blocks: u64,
@@ -118,7 +118,7 @@ impl Reuse {
             (
                 "",
                 format!(
-                    "{hits_at_prompt} at the end of a prompt, {hits_at_branch} at branch points, {hits_at_interval} at intervals, {hits_at_output} at the end of an answer"
+                    "{hits_at_prompt} at the end of a prompt, {hits_at_branch} at branch points, {hits_at_interval} at intervals, {hits_at_output} at the end of an output"
                 ),
             ),
             (

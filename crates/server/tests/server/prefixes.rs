@@ -382,7 +382,7 @@ fn a_store_that_hangs_holds_nobody_up() {
     assert!(begin.elapsed() < Duration::from_secs(120), "but not longer");
     let (tokens, end) = received(&mut events);
     assert_eq!((tokens, end), (alone_to_long(2, 4), Some(Event::Finished(Finish::Length))));
-    // The store has not answered since, so that the next completion does not wait for it.
+    // The store has read nothing since, so that the next completion does not wait for it.
     let waited = || milliseconds(&metrics, "dsv4_request_queue_time_seconds_sum");
     let before = waited();
     let mut events = submit(&scheduler.queue(), &other);

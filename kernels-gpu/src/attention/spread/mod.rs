@@ -10,8 +10,8 @@
 //! these each block computes the base of every tile (the running maximum), in the order of the tiles, and stores its
 //! weights again.
 //!
-//! Only two kinds of sums are combined: splits, and the two sums of a split, one for each half of its keys. There are
-//! two where [`super::attend`] has two blocks for a split ([`kv_layout::attention::KeyCluster::TwoBlocks`]), since all
+//! Only two kinds of sums are combined: splits, and the two sums of a split, one for each half of its keys. A split has
+//! two sums where [`super::attend`] has two blocks for it ([`kv_layout::attention::KeyCluster::TwoBlocks`]), since all
 //! forms give the same bits. A cluster that has a whole split computes both sums, one in each of two warpgroups; where
 //! there are enough clusters, each of two clusters has the keys of one sum. If a query has several clusters, the last
 //! block to store its partial output adds up all partial outputs of its 64 channels.

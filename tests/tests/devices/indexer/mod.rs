@@ -1,6 +1,7 @@
 //! The indexer: queries, scores and lists, kernel by kernel and through the cache.
 
 pub mod batches;
+pub mod extremes;
 pub mod loaded;
 pub mod query;
 pub mod query_product;

@@ -9,7 +9,7 @@ use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
 use half::bf16;
 use kv_layout::config::CompressRope;
 use kv_layout::index_row::IndexFormat;
-use kv_layout::linear::MAX_DECODE_TOKENS;
+use kv_layout::linear::MAX_DECODE_BATCH;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -102,8 +102,8 @@ impl<B: Backend> Case<B> {
         let (columns, inner) = (self.heads * CHANNELS as u32, self.weight.inner());
         let weight = || Bf16Weight { values: bf16, columns, inner };
         let in_two = self.in_two(format, |projected| {
-            for first in (0..self.tokens).step_by(MAX_DECODE_TOKENS as usize) {
-                let tokens = MAX_DECODE_TOKENS.min(self.tokens - first);
+            for first in (0..self.tokens).step_by(MAX_DECODE_BATCH as usize) {
+                let tokens = MAX_DECODE_BATCH.min(self.tokens - first);
                 let of = |rows: u32, row: u32| u64::from(rows) * u64::from(row);
                 let x = latent.slice(of(first, inner), of(tokens, inner)).unwrap();
                 let y = projected.slice(of(first, columns), of(tokens, columns)).unwrap();

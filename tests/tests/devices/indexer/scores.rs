@@ -16,8 +16,8 @@ use rand::{Rng, SeedableRng};
 use crate::indexer::query::{CANARY, CHANNELS, GROUP, in_order, keys, oracle};
 use crate::inputs::{download, upload};
 
-/// Maximum error of a score against the oracle's with the same operands, as a part of the sum of magnitudes. Tensor
-/// cores drop bits in sums of FP8 products, which matters most when few heads are added.
+/// Maximum error of a score against the oracle's with the same random operands, as a part of the sum of magnitudes.
+/// Tensor cores drop bits in sums of FP8 products, which matters most when few heads are added.
 fn tolerance(format: IndexFormat) -> f64 {
     if format == IndexFormat::Fp8 { 2e-4 } else { 1e-5 }
 }
@@ -108,19 +108,29 @@ impl<B: Backend> Layer<B> {
 
     /// Quantises and uploads `queries` (slot, position), for launches that start at query `first`.
     pub fn step(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> Step<B> {
+        self.step_of(queries, first, case.heads, &case.operands(queries.len() - first))
+    }
+
+    /// [`Self::step`] of the operands that [`Case::operands`] describes.
+    pub fn step_of(
+        &self,
+        queries: &[(i32, i32)],
+        first: usize,
+        heads: u32,
+        (query, weight): &(Vec<u16>, Vec<f32>),
+    ) -> Step<B> {
         let Self { stream, .. } = self;
         let rows = queries.len() - first;
         let (slot, position): (Vec<i32>, Vec<i32>) = queries.iter().copied().unzip();
-        let (query, weight) = case.operands(rows);
-        let query = in_order(self.format, &query, case.heads as usize);
+        let query = in_order(self.format, query, heads as usize);
         Step {
             position: upload(stream, &position),
             slot: upload(stream, &slot),
             first: first as u32,
             count: rows as u32,
             query: upload(stream, &query),
-            weight: upload(stream, &weight),
-            heads: case.heads,
+            weight: upload(stream, weight),
+            heads,
             table: upload(stream, &self.table),
             slots: self.table.len() as u32 / self.max_blocks,
             max_blocks: self.max_blocks,
@@ -243,7 +253,7 @@ pub struct Case {
 
 impl Case {
     /// `[rows, heads, 128]` BF16 and `[rows, heads]` f32: values of the format, and weights of both signs.
-    fn operands(&self, rows: usize) -> (Vec<u16>, Vec<f32>) {
+    pub fn operands(&self, rows: usize) -> (Vec<u16>, Vec<f32>) {
         let mut random = StdRng::seed_from_u64(6);
         let heads = rows * self.heads as usize;
         let value = |x: f32| bf16::from_f32(x).to_bits();

@@ -273,7 +273,7 @@ fn a_cancelled_read_frees_the_thread() {
     cold.settle(&mut fed.manager);
     let stats = cold.stats();
     assert_eq!((stats.restored, stats.restored_tokens, stats.failed), (1, 256, 0), "{stats:?}");
-    assert_eq!((cold.finished(), cold.pending()), (1, 0), "the first one was not answered");
+    assert_eq!((cold.finished_reads(), cold.pending()), (1, 0), "the first one was not answered");
 }
 
 /// A message for a read that has ended by itself ends no later store.
