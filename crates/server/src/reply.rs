@@ -39,7 +39,7 @@ pub struct Taken {
 impl Taken {
     fn count(&mut self, piece: &Piece) {
         // A prompt counts once, with the first of its completions.
-        let cached = if piece.index % self.n == 0 { piece.cached } else { 0 };
+        let cached = if piece.index.is_multiple_of(self.n) { piece.cached } else { 0 };
         self.usage.add(piece.generated, cached);
     }
 
