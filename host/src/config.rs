@@ -64,7 +64,7 @@ pub struct CacheConfig {
     /// Thread blocks that share the keys of one query (64 heads) in layers with entries: two, a cluster (lower latency
     /// in small steps), or one (higher throughput in large ones). Results differ in their last bits, so it is part of
     /// the cache's identity. The number of splits of the keys (split-KV) is not set here: it follows from their number.
-    #[serde(default)]
+    #[serde(default, alias = "attention_split")]
     pub attention_cluster: KeyCluster,
     /// Whether unowned memory is filled with NaN, so that `KvCacheManager::check_poison` reports
     /// gathered rows and scored keys that come from it. For tests and debugging: every gathered row

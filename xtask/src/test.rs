@@ -198,7 +198,7 @@ fn run_example(built: &[Program], name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use super::*;
     use crate::programs::{Profile, Target};
@@ -206,23 +206,35 @@ mod tests {
     /// `--skip` with a name that no test has skips nothing, and says nothing.
     #[test]
     fn what_a_quick_run_skips_is_there() {
-        fn read(folder: &Path, text: &mut String) {
+        fn read(folder: &Path, files: &mut Vec<(PathBuf, String)>) {
             for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("it")) {
                 let (path, kind) = (entry.path(), entry.file_type().expect("a kind"));
                 if kind.is_dir() && entry.file_name() != "target" {
-                    read(&path, text);
+                    read(&path, files);
                 } else if kind.is_file() && path.extension().is_some_and(|end| end == "rs") {
-                    text.push_str(&fs::read_to_string(&path).expect("UTF-8"));
+                    let text = fs::read_to_string(&path).expect("UTF-8");
+                    files.push((path, text));
                 }
             }
         }
-        let mut text = String::new();
+        let mut files = Vec::new();
         ["crates", "host", "kernels-gpu", "tests"]
             .iter()
-            .for_each(|folder| read(&workspace::root().join(folder), &mut text));
+            .for_each(|folder| read(&workspace::root().join(folder), &mut files));
         for name in NOT_QUICK {
-            let last = name.trim_end_matches("::").rsplit("::").next();
-            assert!(text.contains(last.expect("a name")), "{name} was renamed");
+            let mut parts = name.trim_end_matches("::").rsplit("::");
+            let (last, module) = (parts.next().expect("a name"), parts.next());
+            let is_of = |path: &Path| {
+                let folder = path.parent().and_then(Path::file_name);
+                module.is_none_or(|module| {
+                    [path.file_stem(), folder].contains(&Some(module.as_ref()))
+                })
+            };
+            let defines = |text: &str| {
+                ["fn", "mod"].iter().any(|kind| text.contains(&format!("{kind} {last}")))
+            };
+            let is_there = files.iter().any(|(path, text)| is_of(path) && defines(text));
+            assert!(is_there, "{name} was renamed");
         }
     }
 

@@ -50,6 +50,23 @@ fn logits_do_not_replace_the_prompt() {
     assert_eq!(fs::read_to_string(&tokens).expect("it is there"), "1 3");
 }
 
+#[test]
+fn logits_do_not_replace_the_model() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(from.join(name), folder.path().join(name)).expect("room for it");
+    }
+    for name in ["config.json", "model.safetensors"] {
+        let mut command = kv("generate --device cpu --prompt Once --max-tokens 1 --model");
+        command.arg(folder.path()).arg("--logits").arg(folder.path().join(name));
+        let message = refusal(&mut command);
+        assert!(message.contains("this is the file of --model"), "{message}");
+        let read = |folder: &Path| fs::read(folder.join(name)).expect("it is there");
+        assert!(read(folder.path()) == read(&from), "{name} was changed");
+    }
+}
+
 /// Nobody reads the tokens: all of them would take an hour.
 #[test]
 fn generate_ends_with_its_reader() {

@@ -404,8 +404,9 @@ impl<B: Backend> ColdTier<B> {
             Done::Read(id, found, errors) => {
                 errors.into_iter().for_each(|error| self.note(error));
                 match found {
-                    Some(found) => self.fill(cache, id, *found),
-                    None => self.forget(id),
+                    Some(found) if self.is_fetching(FetchId(id)) => self.fill(cache, id, *found),
+                    // A prompt that nobody wants evicts no other from host memory.
+                    _ => self.forget(id),
                 }
             }
         }

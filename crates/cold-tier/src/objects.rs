@@ -111,9 +111,10 @@ impl Objects {
         key.name().split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
-    /// Lists the objects of the store, and remembers them in `known`, but no more than [`MAX_LISTED`] of them, and only for
-    /// [`LIST_TIMEOUT`]. A part of the list is enough to go on with: what it lacks is a miss, or is stored once more.
-    pub async fn list(&self) -> Result<(), ColdError> {
+    /// Lists the objects of the store, and remembers them in `known`, but no more than [`MAX_LISTED`] of them, and only
+    /// until `until`, [`LIST_TIMEOUT`] after the store was begun to open. A part of the list is enough to go on with: what
+    /// it lacks is a miss, or is stored once more.
+    pub async fn list(&self, until: Instant) -> Result<(), ColdError> {
         let folder = self.prefix.clone().join(FOLDER);
         let mut objects = self.objects.list(Some(&folder));
         let listed = async {
@@ -127,7 +128,7 @@ impl Objects {
             // A stream that has ended may not be asked for more.
             Ok::<_, object_store::Error>(count == MAX_LISTED && objects.try_next().await?.is_some())
         };
-        let is_partial = match tokio::time::timeout(LIST_TIMEOUT, listed).await {
+        let is_partial = match tokio::time::timeout_at(until.into(), listed).await {
             Ok(is_more) => is_more?,
             Err(_) if self.known.lock().is_empty() => {
                 return Err(ColdError::NotListed { after: LIST_TIMEOUT });

@@ -182,6 +182,12 @@ impl Queue {
         read.map(Job::Read).or_else(|| self.stores.pop_front().map(Job::Store))
     }
 
+    /// Whether the thread of a queue that was cleared still copies from host memory or to it. Results that were not
+    /// received count too, until they are dropped.
+    pub fn copies(&self) -> bool {
+        self.has_source || self.found > 0
+    }
+
     fn has_jobs(&self) -> bool {
         !(self.works.is_empty() && self.reads.is_empty() && self.stores.is_empty())
     }

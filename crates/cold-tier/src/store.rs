@@ -33,7 +33,7 @@ pub(crate) enum Done {
     /// the store seemed to have of it.
     Stored(Result<u64, ColdError>, Vec<ColdError>),
     /// Result of the read with this id: the prefix, or `None`; and why longer prefixes of the prompt were not read. A
-    /// cancelled read has neither a prefix nor an error.
+    /// read that is cancelled has neither a prefix nor an error; one that is cancelled in its last object may have either.
     Read(u64, Option<Box<Found>>, Vec<ColdError>),
     /// A cancelled read was given up for another job, without an answer of the store.
     GivenUp,
@@ -58,7 +58,7 @@ impl Store {
         open: impl FnOnce() -> Result<Opened, ColdError> + Send + 'static,
         owner: Owner,
     ) -> Result<Self, ColdError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let until = Instant::now() + LIST_TIMEOUT;
         let (known, identity) = (Arc::<Known>::default(), Arc::clone(&owner.identity));
         let (shared, (send, done)) = (Arc::<Shared>::default(), channel());
         let (queue, (tell, listed)) = (Arc::clone(&shared), channel());
@@ -66,9 +66,17 @@ impl Store {
         // On the thread, because a directory may not answer, and because the caller may be inside a tokio runtime, where
         // blocking is not allowed.
         let work = move || {
+            // Made here: if there can be no thread, it is not dropped inside the caller's runtime, which would panic.
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    _ = tell.send(Err(ColdError::from(error)));
+                    return;
+                }
+            };
             let opened = open().map(|opened| Objects::new(opened, owner, names));
             let listed = opened.and_then(|objects| {
-                runtime.block_on(objects.list())?;
+                runtime.block_on(objects.list(until))?;
                 Ok(objects)
             });
             match listed {
@@ -203,8 +211,8 @@ impl Store {
                     self.shared.abandon();
                     is_over = true;
                 }
-                // It copies from host memory, which does not last.
-                Err(RecvTimeoutError::Timeout) if self.shared.queue().has_source => {}
+                // It copies from host memory or to it, which does not last.
+                Err(RecvTimeoutError::Timeout) if self.shared.queue().copies() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.thread = None;
                     break;

@@ -58,6 +58,9 @@ impl From<ModelFileError> for ModelError {
 impl ModelError {
     /// Whether a number of the step was NaN: in a router's logits, or in those of the model. That depends on the tokens
     /// of a chunk, so other chunks of the same step may succeed without it.
+    ///
+    /// [`RouterError::Refused`] has one count for NaNs and for token ids and experts out of range. Ids and experts are
+    /// checked on the host too, so that a count of those means damaged memory of the device; it is not told apart.
     #[must_use]
     pub fn is_numerical(&self) -> bool {
         matches!(self, Self::NotANumber | Self::Router(RouterError::Refused { .. }))

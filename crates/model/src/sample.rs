@@ -35,7 +35,7 @@ impl Picked {
     /// If the token is outside the vocabulary.
     #[must_use]
     pub fn of(logits: ArrayView1<'_, f32>, token: u32) -> Self {
-        Self { token, logprob: logprob(logits, token) }
+        Self { token, logprob: logprob(logits, token, normaliser(logits)) }
     }
 }
 
@@ -115,7 +115,18 @@ pub fn top_logprobs(logits: ArrayView1<'_, f32>, count: usize) -> Vec<Picked> {
     if count == 0 {
         return Vec::new();
     }
-    most_likely(logits).take(count).map(|token| Picked::of(logits, token)).collect()
+    let key = |token: &u32| order(logits[*token as usize]);
+    // No two tokens are equal, so the list is that of `most_likely`.
+    let compare = |a: &u32, b: &u32| key(b).total_cmp(&key(a)).then(a.cmp(b));
+    let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
+    if count < tokens.len() {
+        tokens.select_nth_unstable_by(count, compare);
+        tokens.truncate(count);
+    }
+    tokens.sort_unstable_by(compare);
+    let normaliser = normaliser(logits);
+    let picked = |token| Picked { token, logprob: logprob(logits, token, normaliser) };
+    tokens.into_iter().map(picked).collect()
 }
 
 fn maximum(logits: ArrayView1<'_, f32>) -> f32 {
@@ -132,10 +143,15 @@ fn difference(logit: f32, most: f32) -> f32 {
     if logit == most { 0.0 } else { logit - most }
 }
 
-fn logprob(logits: ArrayView1<'_, f32>, token: u32) -> f32 {
+/// The largest logit, and the logarithm of the sum of the terms of the softmax.
+fn normaliser(logits: ArrayView1<'_, f32>) -> (f32, f64) {
     let most = maximum(logits);
     let sum: f64 = logits.iter().map(|&logit| exponential(difference(logit, most))).sum();
-    (f64::from(difference(logits[token as usize], most)) - sum.ln()) as f32
+    (most, sum.ln())
+}
+
+fn logprob(logits: ArrayView1<'_, f32>, token: u32, (most, log_sum): (f32, f64)) -> f32 {
+    (f64::from(difference(logits[token as usize], most)) - log_sum) as f32
 }
 
 #[cfg(test)]
@@ -145,7 +161,7 @@ mod tests {
     use ndarray::{arr1, array};
     use rand::Rng;
 
-    use super::{GREEDY, Picked, Sampling, random, top_logprobs};
+    use super::{GREEDY, Picked, Sampling, most_likely, random, top_logprobs};
 
     #[test]
     fn greedy_takes_the_first_of_the_largest() {
@@ -247,6 +263,19 @@ mod tests {
         assert_eq!(drawn(2.0, 0.7), [true, true, true, false]);
         let [first, second, ..] = shares(&logits, 1.0, 0.7);
         assert!((first - 2.0 * second).abs() < 0.03, "{first} and {second}: the odds stay");
+    }
+
+    /// Also of equal logits, zeros of both signs and NaNs.
+    #[test]
+    fn the_top_tokens_are_the_first_of_all_in_order() {
+        let (nan, least) = (f32::NAN, f32::NEG_INFINITY);
+        let logits = array![0.0, nan, 2.0, -0.0, least, 2.0, 1.0, 0.0, -nan, 2.0];
+        let all: Vec<_> =
+            most_likely(logits.view()).map(|token| Picked::of(logits.view(), token)).collect();
+        for count in 0..=12 {
+            let (top, expected) = (top_logprobs(logits.view(), count), &all[..count.min(10)]);
+            assert_eq!(format!("{top:?}"), format!("{expected:?}"));
+        }
     }
 
     #[test]

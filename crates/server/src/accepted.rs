@@ -44,6 +44,8 @@ pub(crate) enum Fetch {
         id: FetchId,
         /// When it was requested.
         since: Instant,
+        /// Number of prompts that the store had read by then.
+        reads: u64,
     },
     /// Nothing to wait for: the store has no more of the prompt than host memory, or is not to be asked.
     Done,

@@ -23,8 +23,9 @@ pub async fn read(app: &App, request: Request) -> Result<CompletionRequest, ApiE
     let headers = request.headers();
     let checked = check(headers, app.body_bytes);
     // A client that waits for "100 Continue" need not send a body that is refused. Other clients send it at once, and
-    // might not see an answer to its first part, so it is received.
-    if headers.contains_key(EXPECT) {
+    // might not see an answer to its first part, so as much of it is received as is allowed.
+    let expected = headers.get(EXPECT).map(|value| value.as_bytes());
+    if expected.is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
         checked.clone()?;
     }
     let body = Bytes::from_request(request, &()).await;

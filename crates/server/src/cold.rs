@@ -36,6 +36,18 @@ pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// After a request gave the store up, it is asked for no prompt for as many timeouts, unless it reads one before.
 const RETRY_TIMEOUTS: u32 = 10;
 
+/// Whether the store counts as hanging at `now`, with `reads` prompts that it has read in all. `given_up` is when a
+/// request gave it up, and how many it had read by then.
+fn hangs(
+    given_up: Option<(Instant, u64)>,
+    reads: u64,
+    (now, timeout): (Instant, Duration),
+) -> bool {
+    given_up.is_some_and(|(since, before)| {
+        before == reads && now.duration_since(since) < timeout.saturating_mul(RETRY_TIMEOUTS)
+    })
+}
+
 /// The least time between two reports of errors of one kind.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -73,7 +85,8 @@ impl ErrorReports {
 struct Open<B: Backend> {
     tier: ColdTier<B>,
     timeout: Duration,
-    /// When a request last gave the store up by its timeout, and the number of prompts that it had read by then.
+    /// When a request last gave the store up by its timeout, without a prompt that the store read while it waited; and
+    /// the number of prompts that the store had read by then.
     given_up: Option<(Instant, u64)>,
     reports: ErrorReports,
     report: fn(&ColdError, u64),
@@ -149,15 +162,13 @@ impl<B: Backend> Cold<B> {
     }
 
     /// Requests the prompt of a request from the store, unless that was done before. If a request has just given the
-    /// store up by its timeout, and the store has read no prompt since, the prompt is computed at once: a store that
-    /// hangs delays only requests that were asked for before that, until it is tried again.
+    /// store up by its timeout, and the store has read no prompt since that one was requested, the prompt is computed at
+    /// once: a store that hangs delays only requests that were asked for before that, until it is tried again.
     pub fn ask(&mut self, engine: &Engine<B>, request: &mut Request) {
         let open = self.0.as_mut().filter(|_| request.fetch == Fetch::New);
         let Some(Open { tier, timeout, given_up, .. }) = open else { return };
-        let hangs = given_up.is_some_and(|(since, reads)| {
-            reads == tier.finished_reads()
-                && since.elapsed() < timeout.saturating_mul(RETRY_TIMEOUTS)
-        });
+        let reads = tier.finished_reads();
+        let hangs = hangs(*given_up, reads, (Instant::now(), *timeout));
         if hangs || !request.sequence.may_reuse() || request.sequence.finish().is_some() {
             request.fetch = Fetch::Done;
             return;
@@ -165,7 +176,7 @@ impl<B: Backend> Cold<B> {
         let prompt =
             Prompt { tokens: request.sequence.tokens(), salt: &request.salt, adapter: b"" };
         request.fetch = match tier.fetch(engine.cache(), &prompt) {
-            Ok(Some(id)) => Fetch::Asked { id, since: Instant::now() },
+            Ok(Some(id)) => Fetch::Asked { id, since: Instant::now(), reads },
             // The prompt is computed, as without a store. That includes the error that too many prompts are being
             // fetched already.
             Ok(None) | Err(_) => Fetch::Done,
@@ -175,9 +186,11 @@ impl<B: Backend> Cold<B> {
     /// Stops waiting for the store on behalf of one request. Other requests with the same prompt continue to wait.
     pub fn give_up(&mut self, engine: &mut Engine<B>, request: &mut Request) {
         let fetch = std::mem::replace(&mut request.fetch, Fetch::Done);
-        if let (Some(open), Fetch::Asked { id, since }) = (&mut self.0, fetch) {
-            if open.tier.is_fetching(id) && since.elapsed() >= open.timeout {
-                open.given_up = Some((Instant::now(), open.tier.finished_reads()));
+        if let (Some(open), Fetch::Asked { id, since, reads }) = (&mut self.0, fetch) {
+            // A store that has read other prompts meanwhile is slow, but does not hang.
+            let has_read = open.tier.finished_reads() != reads;
+            if open.tier.is_fetching(id) && since.elapsed() >= open.timeout && !has_read {
+                open.given_up = Some((Instant::now(), reads));
             }
             open.tier.cancel(engine.cache_mut(), id);
         }
@@ -190,7 +203,7 @@ impl<B: Backend> Cold<B> {
         match request.fetch {
             Fetch::Done => true,
             Fetch::New => false,
-            Fetch::Asked { id, since } => {
+            Fetch::Asked { id, since, .. } => {
                 !open.tier.is_fetching(id) || since.elapsed() >= open.timeout
             }
         }
@@ -229,6 +242,18 @@ mod tests {
         assert_eq!(reports.admit(Failed, at(60)), Some(3));
         assert_eq!(reports.admit(Failed, at(61)), None);
         assert_eq!(reports.admit(Failed, at(500)), Some(1));
+    }
+
+    #[test]
+    fn a_store_that_hangs_is_tried_again_when_it_has_read_or_after_ten_timeouts() {
+        let (start, timeout) = (Instant::now(), Duration::from_secs(10));
+        let at = |seconds| (start + Duration::from_secs(seconds), timeout);
+        assert!(!hangs(None, 3, at(0)), "nobody gave it up");
+        let given_up = Some((start, 3));
+        assert!(hangs(given_up, 3, at(0)) && hangs(given_up, 3, at(99)));
+        assert!(!hangs(given_up, 3, at(100)), "ten timeouts have passed");
+        assert!(!hangs(given_up, 4, at(1)), "it has read one");
+        assert!(!hangs(given_up, 3, (start, Duration::ZERO)), "without a timeout");
     }
 
     #[test]

@@ -104,7 +104,7 @@ fn kind<T: DeserializeOwned>() -> &'static str {
 }
 
 /// The number 2.0 as 2, and so on. Other values stay as they are.
-fn without_fraction(value: Value) -> Value {
+pub fn without_fraction(value: Value) -> Value {
     /// Up to here every integer is an `f64`.
     const MAX_EXACT: f64 = (1_u64 << 53) as f64;
     match value.as_f64() {

@@ -5,7 +5,7 @@ use rand::rngs::OsRng;
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
-use crate::fields::{Fields, shortened};
+use crate::fields::{Fields, shortened, without_fraction};
 
 /// Most completions of a prompt.
 const MAX_N: u32 = 128;
@@ -160,7 +160,8 @@ fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
 
 fn tokens(ids: &[Value]) -> Result<Vec<u32>, ApiError> {
     let token = |id: &Value| {
-        let token = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        let number = if id.is_f64() { without_fraction(id.clone()).as_u64() } else { id.as_u64() };
+        let token = number.and_then(|id| u32::try_from(id).ok());
         token.ok_or_else(|| {
             let given = shortened(id);
             let text =
@@ -178,7 +179,7 @@ pub fn random_seed() -> u64 {
 }
 
 fn seed(value: Option<Value>) -> Result<Option<u64>, ApiError> {
-    let Some(value) = value else { return Ok(None) };
+    let Some(value) = value.map(without_fraction) else { return Ok(None) };
     let signed = value.as_i64().map(i64::cast_unsigned);
     let refused = || {
         let given = shortened(&value);
@@ -295,7 +296,9 @@ mod tests {
         let text = |text: &str| Prompt::Text(text.into());
         assert_eq!(prompts(json!("a")), Ok(vec![text("a")]));
         assert_eq!(prompts(json!(["a", "b"])), Ok(vec![text("a"), text("b")]));
-        assert_eq!(prompts(json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
+        for tokens in [json!([1, 2]), json!([1.0, 2]), json!([1, 2.0])] {
+            assert_eq!(prompts(tokens), Ok(vec![Prompt::Tokens(vec![1, 2])]));
+        }
         let both = vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])];
         assert_eq!(prompts(json!([[1], [2, 3]])), Ok(both));
         for wrong in [json!([]), json!(1), json!([1, "a"]), json!([-1]), json!([1.5]), json!({})] {
@@ -397,5 +400,8 @@ mod tests {
         assert_eq!(seed(json!(u64::MAX)), Ok(Some(u64::MAX)));
         assert_eq!(seed(json!(-1)), Ok(Some(u64::MAX)));
         assert_eq!(seed(json!(7)), Ok(Some(7)));
+        assert_eq!(seed(json!(7.0)), Ok(Some(7)));
+        assert_eq!(seed(json!(-1.0)), Ok(Some(u64::MAX)));
+        assert_eq!(seed(json!(1e300)), Err("seed".into()));
     }
 }

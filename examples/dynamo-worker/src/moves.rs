@@ -297,8 +297,7 @@ mod tests {
     use crate::questions::Question;
     use crate::ticket::{Asks, asked};
 
-    /// The engine's thread has the payloads while it copies one. Claims are answered meanwhile; the payload of a
-    /// claimed offer is freed afterwards.
+    /// The engine's thread has the payloads while it copies one. Claims are answered meanwhile.
     #[test]
     fn a_claim_waits_for_no_copy() {
         let exchange = tempfile::tempdir().unwrap();
@@ -316,7 +315,7 @@ mod tests {
         assert_eq!([claims(), claims()], [Some(true), Some(false)]);
         assert_eq!((copies.offers(), offers.open()), (0, 0));
         payloads.free_ended();
-        assert!(offers.take_ended().is_empty(), "it was not freed");
+        assert!(offers.take_ended().is_empty(), "its end was not seen");
     }
 
     /// A second copy of a ticket is refused while the first one is on its way, and does not give its source up.

@@ -167,5 +167,14 @@ mod tests {
                 .expect("numbers and words")
         });
         assert_eq!(before, now);
+        let renamed = CLUSTER
+            .replace("attention_cluster", "attention_split")
+            .replace("two-blocks", "one-block");
+        let [renamed, now] = [renamed, CLUSTER.replace("two-blocks", "one-block")].map(|cluster| {
+            let result = RESULT.replace(CLUSTER, &cluster);
+            serde_json::to_value(serde_json::from_str::<Report>(&result).expect("a result"))
+                .expect("numbers and words")
+        });
+        assert!(renamed == now && now != before);
     }
 }

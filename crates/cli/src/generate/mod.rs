@@ -25,6 +25,7 @@ use dsv4_kv_model::sample::Sampling;
 use dsv4_kv_model::sequence::{Continuation, Generated, Work};
 use dsv4_kv_model::text::{Text, TextError, TextStream};
 use dsv4_kv_model::{Engine, EngineLimits, Model};
+use dsv4_kv_model_files::ModelFiles;
 use indicatif::ProgressBar;
 use ndarray::ArrayView2;
 
@@ -88,8 +89,11 @@ fn on_device<B: Backend>(
     if args.graphs {
         engine.capture(1, args.draft + 1).map_err(refused_engine)?;
     }
-    let inputs: Vec<_> =
-        args.prompt_tokens.iter().map(|path| ("--prompt-tokens", path.as_path())).collect();
+    let mut of_model = ModelFiles::files(&args.model).unwrap_or_default();
+    of_model.extend(["tokenizer.json", "generation_config.json"].map(|name| args.model.join(name)));
+    let of_model = of_model.iter().map(|path| ("--model", path.as_path()));
+    let tokens = args.prompt_tokens.iter().map(|path| ("--prompt-tokens", path.as_path()));
+    let inputs: Vec<_> = of_model.chain(tokens).collect();
     let logits = args.logits.as_deref().map(|path| Logits::open(path, &model, &inputs));
     let logits = logits.transpose()?;
     let mut console = Console {

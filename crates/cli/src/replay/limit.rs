@@ -135,7 +135,7 @@ fn of_rejected(rejected: u64, limits: Limits) -> String {
     let advice = if most < limits.context {
         "give it more memory (--gpu-mem), or divide their lengths (--shrink)"
     } else {
-        "the model has no longer context, so divide their lengths (--shrink)"
+        "the model's context is no longer, so divide their lengths (--shrink)"
     };
     format!(
         "length: {rejected} requests need more than {most} tokens, all that one can have; {advice}"

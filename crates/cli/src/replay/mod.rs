@@ -58,6 +58,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::config::ModelConfig;
 
 pub use args::ReplayArgs;
 
@@ -83,7 +84,8 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
         return Ok(Outcome::Passed);
     }
     let trace = args.trace.as_deref().map(|path| ("--trace", path));
-    let model = args.model.as_deref().map(|name| ("--model", Path::new(name)));
+    let file = args.model.as_deref().filter(|name| ModelConfig::preset(name).is_none());
+    let model = file.map(|name| ("--model", Path::new(name)));
     let inputs: Vec<_> = trace.into_iter().chain(model).collect();
     let report = args.report.as_deref().map(|path| ReportFile::open(path, &inputs)).transpose()?;
     let place = Place::choose(args)?;

@@ -37,7 +37,8 @@ impl Objects {
             stored = upload.complete().await.map(drop);
         }
         if stored.is_err() {
-            // If this fails too, the store keeps the parts until its own rules remove them.
+            // If this fails too, or if the call is given up before (`Store::close`), the store keeps the parts until its own
+            // rules remove them.
             let _ = upload.abort().await;
         }
         stored

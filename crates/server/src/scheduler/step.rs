@@ -43,6 +43,8 @@ impl<B: Backend> Scheduler<B> {
                 {
                     self.readmit_alone()?;
                 }
+                // The NaN may be that of a draft that would be rejected.
+                Err(error) if error.is_numerical() && has_drafts(&parts) => drafts = false,
                 Err(error) if error.is_numerical() && parts.len() > 1 => {
                     self.run_each(&parts)?;
                     break;

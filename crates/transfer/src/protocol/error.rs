@@ -112,14 +112,16 @@ pub enum TransferError {
         /// Most bytes.
         budget: u64,
     },
-    /// All memory of a sender is taken, by open transfers, and by offers that were not claimed.
+    /// All memory of a sender is taken: by open transfers, by offers that were not claimed, and by memory that is kept after
+    /// them ([`Sender::with_linger`](super::Sender::with_linger)).
     #[error(
-        "a payload of {needed} bytes does not fit: open transfers and offers hold {held} of {limit} bytes; wait until some are claimed, or end those whose time is over"
+        "a payload of {needed} bytes does not fit: open transfers, offers, and memory that is kept after them hold {held} of {limit} bytes; wait until some are claimed, and call `Sender::expire` regularly"
     )]
     SenderFull {
         /// Bytes wanted.
         needed: u64,
-        /// Bytes of open transfers and offers, and of memory that the transport could not give back.
+        /// Bytes of open transfers and offers, of memory that is kept after them, and of memory that the transport could not
+        /// give back.
         held: u64,
         /// Most bytes.
         limit: u64,

@@ -31,12 +31,13 @@ pub struct Sender<T: Transport> {
     /// A random number. It distinguishes this sender from earlier ones at the same address.
     epoch: u64,
     next: u64,
-    /// Most bytes of open transfers and offers.
+    /// Most of the bytes that `held` counts.
     limit: u64,
-    /// Bytes of open transfers and offers. An open transfer that is dropped counts for ever, since its memory is never freed.
+    /// Bytes of open transfers and offers, and of memory that is kept after them. An open transfer that is dropped counts for
+    /// ever, since its memory is never freed.
     held: u64,
     offered: HashMap<u64, Offered>,
-    /// How long the memory of an offer that ended without a claim is kept.
+    /// How long the memory of an offer that ended without a claim, or of a transfer that was abandoned, is kept.
     linger: Duration,
     /// That memory, and the time at which [`Self::expire`] first saw it.
     lingering: Vec<(Registered, Option<Duration>)>,
@@ -50,8 +51,8 @@ struct Offered {
 }
 
 impl<T: Transport> Sender<T> {
-    /// A source of payloads in host memory, which targets read by `transport`. Open transfers and offers together hold at most
-    /// `most_bytes`.
+    /// A source of payloads in host memory, which targets read by `transport`. Open transfers and offers hold at most
+    /// `most_bytes`, together with memory that is kept after them ([`Self::with_linger`]).
     #[must_use]
     pub fn new(transport: T, most_bytes: u64) -> Self {
         Self::with_storage(transport, (Storage::host(), most_bytes))
@@ -68,9 +69,10 @@ impl<T: Transport> Sender<T> {
         Self { transport, storage, epoch, next: 1, limit, held: 0, offered, linger, lingering }
     }
 
-    /// Keeps the memory of an offer that ends without a claim for `linger` more, at least until a call of
-    /// [`Self::expire`] with a time so much later than another one; the default is not at all. A target may still read it:
-    /// its read has missed the deadline, or a message has come late. With NIXL over TCP a source whose memory is freed
+    /// Keeps the memory of an offer that ends without a claim, or of a transfer that is abandoned after parts were copied to
+    /// it, for `linger` more, at least until a call of [`Self::expire`] with a time so much later than another one; the
+    /// default is not at all. A target may still read it: it reads parts as soon as they are ready, its read has missed the
+    /// deadline, or a message has come late. With NIXL over TCP a source whose memory is freed
     /// meanwhile crashes: give it [`Deadlines::fence`](super::Deadlines::fence) and
     /// [`Deadlines::read`](super::Deadlines::read) of its targets together, after which they read no more. The memory of a
     /// claimed offer is freed at once: its target has all bytes.
@@ -181,13 +183,18 @@ impl<T: Transport> Sender<T> {
         Ok(transfer.ready())
     }
 
-    /// Frees an open transfer without offering it.
+    /// Frees an open transfer without offering it ([`Self::with_linger`]).
     ///
     /// # Errors
     /// [`TransferError::NotHeld`] for another sender's transfer, which is dropped: its bytes count as held by that sender
     /// for ever. [`TransferError::Transport`].
     pub fn abandon(&mut self, transfer: OpenTransfer) -> Result<(), TransferError> {
         self.check_own(&transfer)?;
+        // A target may read what was copied.
+        if transfer.there > 0 && !self.linger.is_zero() {
+            self.lingering.push((transfer.memory, None));
+            return Ok(());
+        }
         Ok(self.free(transfer.memory)?)
     }
 
@@ -267,7 +274,9 @@ impl<T: Transport> Sender<T> {
         let mut leases: Vec<_> = over.map(|(&lease, _)| lease).collect();
         leases.sort_unstable();
         leases.retain(|&lease| self.take_back(lease));
-        for (memory, since) in std::mem::take(&mut self.lingering) {
+        for _ in 0..self.lingering.len() {
+            // One at a time, so that a panic in the transport loses no other memory.
+            let (memory, since) = self.lingering.remove(0);
             let since = since.unwrap_or(now);
             if now.saturating_sub(since) < self.linger {
                 self.lingering.push((memory, Some(since)));
@@ -286,8 +295,8 @@ impl<T: Transport> Sender<T> {
         self.offered.len()
     }
 
-    /// Bytes of open transfers and offers, of memory that is kept after an offer ([`Self::with_linger`]), and of memory that
-    /// the transport could not give back.
+    /// Bytes of open transfers and offers, of memory that is kept after them ([`Self::with_linger`]), and of memory that the
+    /// transport could not give back.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held

@@ -12,6 +12,8 @@ use crate::faulty::{Faulty, Plan};
 use crate::world::{MAX_BYTES, World, deadlines};
 
 const SECOND: Duration = Duration::from_secs(1);
+/// How long memory lingers.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// Bytes of a sample's payload.
 fn bytes(world: &World, sample: usize) -> u64 {
@@ -114,7 +116,6 @@ pub fn offers_end_by_themselves() {
 /// Memory of an offer that ended without a claim can be read for as long as it lingers, and counts meanwhile. Memory that
 /// was claimed is free at once.
 pub fn memory_lingers() {
-    const LINGER: Duration = Duration::from_secs(10);
     type End = fn(&mut Sender<Loopback>, Source);
     let ends: [End; 3] = [
         |sender, source| assert!(sender.give_up(source)),
@@ -145,6 +146,45 @@ pub fn memory_lingers() {
         let error = read(&mut sender).unwrap_err();
         assert!(matches!(error, TransferError::Transport(_)), "{error}");
     }
+}
+
+/// Memory of an open transfer that is abandoned lingers too, since a target may read its parts, and takes the room of another
+/// payload. Memory without any part is free at once.
+pub fn abandoned_memory_lingers() {
+    let (mut world, fabric) = (World::new(), Fabric::default());
+    let one = bytes(&world, 2);
+    let mut sender = Sender::new(Loopback::new(&fabric), one).with_linger(LINGER);
+    let (of, at) = ((world.samples[2].id, world.fingerprint), world.samples[2].at);
+    let tokens = world.samples[2].tokens.clone();
+    let empty = world.source.open(&mut sender, of, (at, &tokens));
+    sender.abandon(empty).unwrap();
+    assert_eq!(sender.held_bytes(), 0);
+    let transfer = world.take(&mut sender, 2, world.fingerprint);
+    let (opening, ready) = (transfer.opening(), transfer.ready());
+    assert_eq!(ready.bytes, one);
+    sender.abandon(transfer).unwrap();
+    // The bytes that a target reads, or its error.
+    let read = |world: &World| {
+        let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 1 << 30);
+        let id = receiver.open(Duration::ZERO, &opening, &world.expected()).unwrap();
+        receiver.ready(Duration::ZERO, id, &ready).unwrap();
+        match receiver.poll(Duration::ZERO).pop() {
+            Some((_, ended)) => ended.map(|_| 0),
+            None => Ok(receiver.stats().bytes),
+        }
+    };
+    let stream = world.source.fed.stream.clone();
+    for now in [2 * SECOND, LINGER] {
+        assert!(sender.expire(now).is_empty());
+        assert_eq!((sender.held_bytes(), read(&world).unwrap()), (one, one));
+        let (manager, staging) = (&mut world.source.fed.manager, &mut world.source.staging);
+        let export = manager.export(&stream, staging, of.0).unwrap();
+        let refused = sender.open(&export, of.1, (at, &tokens)).unwrap_err();
+        assert!(matches!(refused, TransferError::SenderFull { .. }), "{refused}");
+    }
+    assert!(sender.expire(2 * SECOND + LINGER).is_empty() && sender.held_bytes() == 0);
+    let error = read(&world).unwrap_err();
+    assert!(matches!(error, TransferError::Transport(_)), "{error}");
 }
 
 /// A target can give up an offer of this sender once, and no offer of another sender.

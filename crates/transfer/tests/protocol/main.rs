@@ -67,6 +67,7 @@ fn main() {
         ("leases::own_transfers", leases::an_open_transfer_is_its_senders),
         ("leases::a_sender_has_a_limit", leases::a_sender_has_a_limit),
         ("leases::memory_lingers", leases::memory_lingers),
+        ("leases::abandoned_memory_lingers", leases::abandoned_memory_lingers),
         ("leases::memory_that_stays", leases::memory_that_is_not_given_back_is_held),
         ("leases::offers_end", leases::offers_end_by_themselves),
         ("leases::targets_give_up", leases::targets_give_up_what_is_theirs),

@@ -1,5 +1,6 @@
 //! The ledger by itself: every refusal is typed, names value and limit, and changes nothing.
 
+use dsv4_kv::kv_layout::attention::KeyCluster;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::ledger::Written;
 use dsv4_kv::{
@@ -479,4 +480,9 @@ fn bytes_per_block_are_those_of_the_released_models() {
 fn a_configuration_survives_json() {
     let json = serde_json::to_string(&config()).unwrap();
     assert_eq!(serde_json::from_str::<CacheConfig>(&json).unwrap(), config());
+    // Under its name until December 2026.
+    let one_block = CacheConfig { attention_cluster: KeyCluster::OneBlock, ..config() };
+    let json =
+        serde_json::to_string(&one_block).unwrap().replace("attention_cluster", "attention_split");
+    assert_eq!(serde_json::from_str::<CacheConfig>(&json).unwrap(), one_block);
 }

@@ -59,7 +59,7 @@ pub struct Case {
     /// Whether the step is measured with attention in place of the gathers too.
     pub attention: bool,
     /// How many thread blocks share a query's keys in attention in place.
-    #[serde(default)]
+    #[serde(default, alias = "attention_split")]
     pub attention_cluster: ClusterChoice,
 }
 

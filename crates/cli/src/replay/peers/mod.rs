@@ -22,8 +22,11 @@ mod takes;
 
 pub use answers::run as decode;
 
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
@@ -70,7 +73,21 @@ fn exchange() -> Result<PathBuf> {
     let memory = memory_directory();
     // `Files` refuses a directory of another user than the one who owns the process's new files.
     let user = tempfile::tempfile_in(&memory)?.metadata()?.uid();
-    Ok(memory.join(format!("dsv4-kv-replay-{user}")))
+    Ok(exchange_of(user, &memory))
+}
+
+/// The directory of `user` in `memory`. If its name is taken, by another user or by a link, one of another name.
+fn exchange_of(user: u32, memory: &Path) -> PathBuf {
+    let path = memory.join(format!("dsv4-kv-replay-{user}"));
+    let is_own = match fs::symlink_metadata(&path) {
+        Ok(found) => found.is_dir() && found.uid() == user,
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    };
+    if is_own {
+        path
+    } else {
+        memory.join(format!("dsv4-kv-replay-{user}-{:016x}", RandomState::new().hash_one(user)))
+    }
 }
 
 /// A directory whose files are in memory, if there is one.
@@ -150,4 +167,25 @@ fn prompts(setup: &Setup) -> Vec<Request> {
         request
     };
     setup.load.iter().map(prompt).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_taken_is_not_used() {
+        let memory = tempfile::tempdir().expect("a directory");
+        let user = memory.path().metadata().expect("it is there").uid();
+        let own = exchange_of(user, memory.path());
+        fs::create_dir(&own).expect("room for it");
+        assert_eq!(exchange_of(user, memory.path()), own);
+        let other = exchange_of(user + 1, memory.path());
+        fs::create_dir(&other).expect("room for it");
+        let instead = exchange_of(user + 1, memory.path());
+        assert!(instead != other && !instead.exists(), "it belongs to another user");
+        fs::remove_dir(&own).expect("it is empty");
+        std::os::unix::fs::symlink(memory.path(), &own).expect("room for it");
+        assert_ne!(exchange_of(user, memory.path()), own, "it is a link");
+    }
 }

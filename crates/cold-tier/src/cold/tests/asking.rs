@@ -212,23 +212,31 @@ pub(super) fn below(
     objects: &Arc<InMemory>,
     answer: impl Fn(Call) -> Result<()> + Send + Sync + 'static,
 ) -> ColdTier<Null> {
-    open(fed, Asking { objects: Arc::clone(objects), answer: Arc::new(answer), listed: None })
-        .unwrap()
+    let store = Asking { objects: Arc::clone(objects), answer: Arc::new(answer), listed: None };
+    open(fed, store, Duration::ZERO).unwrap()
 }
 
-/// A tier over these objects, whose list does not go on after so many of them.
+/// A tier over these objects, whose list does not go on after so many of them. The store takes so long to open.
 pub(super) fn listing(
     fed: &mut Fed<Null>,
     objects: &Arc<InMemory>,
-    listed: usize,
+    (listed, takes): (usize, Duration),
 ) -> std::result::Result<ColdTier<Null>, ColdError> {
     let (objects, listed) = (Arc::clone(objects), Some(listed));
-    open(fed, Asking { objects, answer: Arc::new(|_| Ok(())), listed })
+    open(fed, Asking { objects, answer: Arc::new(|_| Ok(())), listed }, takes)
 }
 
-fn open(fed: &mut Fed<Null>, store: Asking) -> std::result::Result<ColdTier<Null>, ColdError> {
+fn open(
+    fed: &mut Fed<Null>,
+    store: Asking,
+    takes: Duration,
+) -> std::result::Result<ColdTier<Null>, ColdError> {
     let (block_bytes, checkpoint_bytes) = fed.manager.host_image_bytes().unwrap();
     let owner = Owner { identity: b"weights"[..].into(), block_bytes, checkpoint_bytes };
     let opened = Opened { objects: Box::new(store), prefix: Path::default(), directory: None };
-    ColdTier::over(&mut fed.manager, || Ok(opened), owner)
+    let slowly = move || {
+        std::thread::sleep(takes);
+        Ok(opened)
+    };
+    ColdTier::over(&mut fed.manager, slowly, owner)
 }

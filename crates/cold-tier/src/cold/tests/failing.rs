@@ -246,6 +246,37 @@ fn a_read_that_nobody_wants_ends() {
     }
 }
 
+/// A read that is cancelled in its last object brings nothing to host memory, where it could evict what others want.
+#[test]
+fn what_nobody_wants_evicts_nothing() {
+    let objects = Arc::default();
+    let (mut fed, mut cold) = over(&objects, |_| Ok(()));
+    turn(&mut fed, &mut cold, &long()[..200]);
+    assert_eq!(cold.stats().stored, 1, "the store has one object");
+    drop((fed, cold));
+    let gets = Arc::new(AtomicUsize::new(0));
+    let (count, (go, wait)) = (Arc::clone(&gets), channel::<()>());
+    let wait = Mutex::new(wait);
+    let (mut fed, mut cold) = over(&objects, move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        // Until the sender is dropped.
+        _ = wait.lock().unwrap().recv();
+        Ok(())
+    });
+    let id = cold.fetch(&fed.manager, &prompt(&long())).unwrap().expect("the store has it");
+    let begin = Instant::now();
+    while gets.load(Ordering::Relaxed) == 0 {
+        assert!(begin.elapsed() < Duration::from_secs(60), "it never begins");
+        std::thread::yield_now();
+    }
+    cold.cancel(&fed.manager, id);
+    drop(go);
+    cold.settle(&mut fed.manager);
+    let stats = cold.stats();
+    assert_eq!((stats.restored, stats.no_room, stats.failed), (0, 0, 0), "{stats:?}");
+    assert_eq!((cold.finished_reads(), cold.pending()), (1, 0));
+}
+
 /// A read that the store does not answer ends when it is cancelled, and the next prompt is read.
 #[test]
 fn a_cancelled_read_frees_the_thread() {

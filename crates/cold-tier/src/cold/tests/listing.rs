@@ -13,7 +13,9 @@ use crate::objects::{LIST_TIMEOUT, MAX_LISTED};
 #[test]
 fn a_store_that_lists_nothing_is_an_error() {
     let (mut fed, begin) = (cache(), Instant::now());
-    let Err(error) = listing(&mut fed, &stored(), 0) else { panic!("it has listed nothing") };
+    let Err(error) = listing(&mut fed, &stored(), (0, Duration::ZERO)) else {
+        panic!("it has listed nothing")
+    };
     assert!(matches!(error, ColdError::NotListed { after } if after == LIST_TIMEOUT), "{error}");
     let took = begin.elapsed();
     assert!((LIST_TIMEOUT..Duration::from_secs(60)).contains(&took), "{took:?}");
@@ -23,7 +25,7 @@ fn a_store_that_lists_nothing_is_an_error() {
 #[test]
 fn part_of_a_list_is_enough() {
     let (objects, mut fed) = (stored(), cache());
-    let mut cold = listing(&mut fed, &objects, 2).unwrap();
+    let mut cold = listing(&mut fed, &objects, (2, Duration::ZERO)).unwrap();
     let stats = cold.stats();
     assert_eq!((stats.listed, stats.is_list_partial), (2, true));
     cold.fetch(&fed.manager, &prompt(&long())).unwrap().expect("two of its objects are known");
@@ -32,6 +34,15 @@ fn part_of_a_list_is_enough() {
     assert_eq!((stats.restored, stats.failed, stats.damaged), (1, 0, 0), "{errors:?}");
     let stats = below(&mut cache(), &objects, |_| Ok(())).stats();
     assert!(stats.listed >= 4 && !stats.is_list_partial, "{stats:?}");
+}
+
+/// A store that was slow to open has less time for its list, and what it has listed by then is enough too.
+#[test]
+fn a_slow_store_opens_with_part_of_its_list() {
+    let (objects, mut fed) = (stored(), cache());
+    let cold = listing(&mut fed, &objects, (2, LIST_TIMEOUT / 3)).unwrap();
+    let stats = cold.stats();
+    assert_eq!((stats.listed, stats.is_list_partial), (2, true));
 }
 
 /// No more names are taken from a list than there is memory for.

@@ -81,7 +81,7 @@ fn delete_first(store: &InMemory, objects: &Objects) {
 /// Another tier reads all three blocks of the third turn.
 fn assert_whole(store: &Arc<InMemory>) {
     let mut other = over(store);
-    run(other.list()).unwrap();
+    run(other.list(Instant::now() + LIST_TIMEOUT)).unwrap();
     assert_eq!(read(&mut other, 3), [0, 1, 2]);
 }
 
