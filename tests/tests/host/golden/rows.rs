@@ -207,7 +207,7 @@ proptest! {
             assert_error_bound(x, bf16_value(ue8m0_read[channel]), scale, 0.0);
             let scale = f64::from(f32_scale);
             assert_error_bound(x, e4m3_value(f32_scaled.data[channel]) * scale, scale, 0.0);
-            assert_error_bound(x, bf16_value(f32_read[channel]), scale, 2f64.powi(-9));
+            assert_error_bound(x, bf16_value(f32_read[channel]), scale, 2f64.powi(-8));
         }
     }
 
